@@ -120,6 +120,7 @@ class Trains:
         fails: float = -1.0,
         too_late: int = 0,
         refused: int = 0,
+        by_lot: bool = False,
     ) -> None:
         self.study = study
         self.slots = slots
@@ -129,6 +130,10 @@ class Trains:
         self._epochs, self._fails = epochs, fails
         self._too_late = too_late
         """Successors, so many, whose winner has come to its end before they could begin."""
+        self._by_lot = by_lot
+        """Scores are drawn, and successors take a while to start."""
+        self.untrained_parents: list[str] = []
+        """Trials whose state others were to begin with before they had trained."""
         self._refused = refused
         """Successors, so many, whose winner is itself replaced or over before they are submitted."""
         self._ended: set[str] = set()
@@ -145,12 +150,16 @@ class Trains:
         self.interrupted = True
 
     def begins_with(self, number: int, parent_id: str) -> None:
+        if parent_id not in self._came_to:
+            self.untrained_parents.append(parent_id)
         self._parents[number] = parent_id
 
     def run(self, trial: optuna.Trial, *, follow: Follow, submitted: Callable[[str], None]) -> float:
         rate, name = trial.suggest_float("lr", 0.1, 10.0), f"t{trial.number}"
         first = self._came_to[self._parents[trial.number]] + 1 if trial.number in self._parents else 0
         submitted(name)
+        if trial.number in self._parents and self._by_lot:
+            time.sleep(0.02)
         if trial.number in self._parents and self._too_late:
             self._too_late -= 1
             raise NothingLeftToTrain
@@ -171,7 +180,7 @@ class Trains:
             time.sleep(0.002)
             if rate == self._fails and epoch == 5:
                 raise ZeroDivisionError
-            loss = 1.0 / (rate * (epoch + 1))
+            loss = random.Random(trial.number * 1000 + epoch).random() if self._by_lot else 1.0 / (rate * (epoch + 1))
             self._came_to[name] = epoch
             present.report(loss, epoch)
             following = follow(present, epoch, loss, epoch == self._epochs - 1)
@@ -241,6 +250,14 @@ def test_an_error_of_a_callback_ends_the_sweep_as_what_it_is() -> None:
     with pytest.raises(KeyError, match="the callback's own"):
         run(callbacks=[fails])
     assert driver.interrupted
+
+
+def test_nobody_begins_with_a_member_that_has_not_trained_since_it_was_replaced() -> None:
+    """They would wait for each other: it for slots, which go to those that have trained less."""
+    study, driver, run = population_of([0.1, 0.2, 0.3, 5.0, 7.0, 9.0], slots=6, epochs=40, by_lot=True)
+    run()
+    assert driver.untrained_parents == []
+    assert any(PARENT in trial.user_attrs for trial in study.trials)
 
 
 def test_a_member_whose_winner_was_itself_replaced_or_is_over_costs_no_sweep() -> None:

@@ -163,7 +163,7 @@ class Member:
     stretches: int = 0
     """Stretches that it has completed."""
     score: float | None = None
-    """Latest value at the end of a stretch, larger is better."""
+    """Value at the end of the latest stretch of its present training, larger is better; None before one has ended."""
     began_with: float | None = None
     """Score that its present stretch began with; None for its first."""
     time: int = 0

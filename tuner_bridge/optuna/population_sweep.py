@@ -216,6 +216,8 @@ class PopulationSweep:
         parameters, spaces = winner.trial.params, winner.trial.distributions
         member.began_with, member.time = winner.score, winner.time
         member.parent_id = winner.trial_id
+        # Until it has trained there is no state of its own that others could begin with.
+        member.score = None
         proposed: dict[str, Any] = {}
         if self._population.explore == "pb2" and winner.score is not None:
             others = [each for each in self._standings.members if each is not member]
