@@ -276,7 +276,7 @@ def test_nnis_population_based_tuner_hands_checkpoints_from_generation_to_genera
     for trial in made.trials():
         parameters = json.loads(trial["hyperParameters"][0])["parameters"]
         assert (Path(parameters["save_checkpoint_dir"]) / "model.pth").exists()
-        values[parameters["save_checkpoint_dir"]] = float(trial["finalMetricData"][0]["data"])
+        values[parameters["save_checkpoint_dir"]] = float(json.loads(json.loads(trial["finalMetricData"][0]["data"])))
         by_parent.setdefault(parameters["load_checkpoint_dir"], []).append(parameters)
     later = {parent: found for parent, found in by_parent.items() if parent in values and Path(parent).name != "0"}
     assert later, "the third generation begins with checkpoints of the second"

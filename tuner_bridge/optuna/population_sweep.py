@@ -115,9 +115,11 @@ class PopulationSweep:
                 member.trial, follow=lambda *report: self._follow(member, *report), submitted=submitted
             )
         except optuna.TrialPruned:
-            if member.successor is not None:
-                member.trial, member.successor = member.successor, None
-                return True
+            with self._standings.lock:
+                if member.successor is not None:
+                    # The elastic trial that it had is over, and nobody begins with its state any more.
+                    member.trial, member.successor, member.trial_id = member.successor, None, ""
+                    return True
             if not member.is_to_end:
                 self._tell(member.trial, None, TrialState.PRUNED)
         except SweepInterrupted:
