@@ -167,6 +167,7 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
         if me.state.global_step and not self._core.position.steps:
             self._stand_at(me.state.global_step, resume)
         self._core.registry.register(_STATE, self._carried)
+        self._core.epochs.refuse_extension("num_train_epochs")
         self._epochs = remaining_epochs_until(num_train_epochs)
         self._epoch = next(self._epochs, None)
         # The trainer sets these when it begins; of a trial that has trained they are known.

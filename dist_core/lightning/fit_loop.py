@@ -66,6 +66,7 @@ class ElasticFitLoop(_FitLoop):
         self.trainer.accumulate_grad_batches = 1
         # Lightning would end the trainer where the trial saves its state and leaves.
         self.trainer._signal_connector.teardown()
+        self.epoch_loop.core.epochs.refuse_extension("max_epochs")
         self._epochs = remaining_epochs_until(self._limit)
         self._go_to_next_epoch()
         super().on_run_start()

@@ -84,7 +84,7 @@ class Epochs:
         self._sums = sums
         self._leaving = leaving
         self._life = life
-        self._more_epochs = more_epochs
+        self.more_epochs = more_epochs
 
     def begin(self, limit: int) -> int:
         """Enter the epoch loop where the trial stands, and return its limit. Raises ReplicaExit if it is about over."""
@@ -93,12 +93,21 @@ class Epochs:
                 "remaining_epochs_until() was called within another loop over it; run one epoch loop at a time"
             )
         if limit > 0:
-            limit += self._more_epochs
+            limit += self.more_epochs
         self._position.note_limit(limit)
         self._resumption.find_out(limit)
         self._position.enter_epochs()
         self._life.epochs_began()
         return limit
+
+    def refuse_extension(self, setting: str) -> None:
+        """Raises InvalidTraining for a trial that is to train more epochs than its trainer will."""
+        if self.more_epochs:
+            raise InvalidTraining(
+                f"this trial is to train {self.more_epochs} epochs more than its code asks for, but how many a trainer "
+                f"trains is decided by its {setting}; begin it with the parent's state and a larger {setting} instead "
+                "(`elastune fork TRIAL --set NAME=VALUE`, or enqueue_from(study, params={...}))"
+            )
 
     def end_epoch(self) -> None:
         self._leaving.raise_postponed()

@@ -240,3 +240,15 @@ def test_an_unknown_batch_is_refused() -> None:
 
     with tempfile.TemporaryDirectory() as folder, pytest.raises(InvalidTraining, match="choose 'fixed', 'adaptive'"):
         ElasticTrainer(classifier(), arguments(folder), batch="large")
+
+
+def test_an_extension_by_epochs_is_refused_and_names_the_setting() -> None:
+    from dist_core.errors import InvalidTraining
+    from dist_core.huggingface import ElasticTrainer
+    from dist_core.trial.current import get_core
+
+    get_core().epochs.more_epochs = 2
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = ElasticTrainer(classifier(), arguments(folder), train_dataset=Tokens(32))
+        with pytest.raises(InvalidTraining, match=r"2 epochs more than .* and a larger num_train_epochs instead"):
+            trainer.train()

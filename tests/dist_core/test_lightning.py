@@ -167,6 +167,7 @@ def test_what_cannot_be_trained_is_refused_in_one_sentence(tmp_path: Path) -> No
 
     from dist_core.errors import InvalidTraining
     from dist_core.lightning import ElasticStrategy
+    from dist_core.trial.current import get_core
 
     with pytest.raises(InvalidTraining, match="choose 'fixed', 'adaptive'"):
         ElasticStrategy(batch="large")  # type: ignore[arg-type]  # on purpose
@@ -186,3 +187,7 @@ def test_what_cannot_be_trained_is_refused_in_one_sentence(tmp_path: Path) -> No
         trainer, _ = written.trainer_of(Kit(elastic=True), str(tmp_path), enable_checkpointing=False, **options)
         with pytest.raises(InvalidTraining, match=sentence):
             trainer.fit(written.Regression(), loader)
+    trainer, _ = written.trainer_of(Kit(elastic=True), str(tmp_path), enable_checkpointing=False)
+    get_core().epochs.more_epochs = 2
+    with pytest.raises(InvalidTraining, match=r"2 epochs more than .* and a larger max_epochs instead"):
+        trainer.fit(written.Regression(), one)

@@ -24,8 +24,8 @@ def enqueue_from(
         top: how many of its best complete trials are continued.
         params: parameters that change; the others stay their parent's. A parameter that changes the model's shape is
             refused when its trial begins, by the name of the first tensor that differs.
-        more_epochs: epochs to train beyond those that a parent trained by ``remaining_epochs_until``, Lightning's
-            ``max_epochs`` or Hugging Face's ``num_train_epochs``.
+        more_epochs: epochs to train beyond those that the code asks for with ``remaining_epochs_until``. Trainers of
+            Lightning and Hugging Face refuse it: their epochs are a setting of their own.
 
     Returns:
         The numbers of the trials that are continued, best first.
