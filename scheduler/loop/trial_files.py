@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from dist_core.state.manifests import MANIFEST, STATE, Part, newest_parts, part_folder
+from dist_core.state.manifests import MANIFEST, STATE, Part, is_flushed, newest_parts, part_folder
 from dist_core.state.states import ENDED, kept_after
 from trials.launch.base import Launcher
 from trials.log_files import last_words, shorten
@@ -200,8 +200,10 @@ def _take_over(parts: list[Part], folder: Path, parent_id: str) -> None:
         manifest = {**manifest, "summary": {**manifest["summary"], "left": True, "parent": parent_id}}
         with open(arriving / MANIFEST, "w") as file:
             json.dump(manifest, file)
-            file.flush()
-            os.fsync(file.fileno())
+            if is_flushed(manifest):
+                file.flush()
+                os.fsync(file.fileno())
+            # Else the child flushes it: here that would wait for the parent's state, which is on its way to the disk.
         first = target / f"checkpoint-{1:08d}"
         # Of an attempt that was cut short between two parts.
         shutil.rmtree(first, ignore_errors=True)
