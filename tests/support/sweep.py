@@ -52,6 +52,8 @@ class Sweep:
             "TRIALS": str(self.trials),
             "OMP_NUM_THREADS": "1",
         }
+        # Two processes that make its tables at once would disturb each other.
+        optuna.storages.RDBStorage(f"sqlite:///{self.folder}/study.db")
         with open(self.folder / "output", "ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "tune.py", str(self.folder), str(self.state), *arguments],
