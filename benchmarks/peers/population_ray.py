@@ -24,7 +24,7 @@ class Member(tune.Trainable):  # type: ignore[misc]  # Ray is installed elsewher
         self.accuracy, self.epoch = 0.0, 0
         self.ballast = np.ones(PROBLEM["megabytes"] * 2**20, dtype=np.uint8)
         self.random = np.random.default_rng((PROBLEM["seed"], hash(self.trial_id) % 2**31))
-        self.gap, self.restored = 0.0, False
+        self.restored = False
 
     def step(self) -> dict[str, float | bool]:
         began = time.time()

@@ -77,7 +77,7 @@ def read_manifest(path: Path, *, flushed: bool = False) -> dict[str, Any]:
         raise InvalidCheckpoint(
             f"checkpoint {path} has format {manifest.get('format')}; this version reads {FORMAT_VERSION}"
         )
-    if not is_flushed(manifest) and (flushed or manifest[BOOT] != present_boot()):
+    if not is_flushed(manifest) and (flushed or not manifest[BOOT] or manifest[BOOT] != present_boot()):
         raise InvalidCheckpoint(f"checkpoint {path} was not on disk yet when it was last written to")
     return manifest
 

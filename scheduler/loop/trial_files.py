@@ -141,11 +141,12 @@ class TrialFiles:
         """
         if trial.spec.keep_state and ended_as in (TrialState.SUCCEEDED, TrialState.PRUNED):
             return
-        if not self.kept_after(trial):
+        kept = {kept_after(epochs) for epochs in self.kept_after(trial)}
+        if not kept:
             self.forget_checkpoints(trial.trial_id)
             return
         for written in self.checkpoint_dir(trial.trial_id).iterdir():
-            if written.name not in {kept_after(epochs) for epochs in trial.spec.keep_after}:
+            if written.name not in kept:
                 shutil.rmtree(written, ignore_errors=True)
 
     def settle_ended(self) -> None:

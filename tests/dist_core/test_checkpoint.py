@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from dist_core.errors import InvalidCheckpoint, InvalidTraining
+from dist_core.state import manifests
 from dist_core.state.checkpoint import (
     ABANDONED_SECONDS,
     CheckpointWriter,
@@ -379,11 +380,15 @@ def test_a_state_that_came_from_memory_is_flushed_by_who_reads_it(tmp_path: Path
     assert newest_in_parts(tmp_path) is not None
 
 
-def test_a_checkpoint_of_a_boot_that_is_over_is_skipped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("boot", ["another one", ""])
+def test_a_checkpoint_of_a_boot_that_is_over_or_unknown_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, boot: str
+) -> None:
+    monkeypatch.setattr(manifests, "present_boot", lambda: "" if boot == "" else "this one")
     write_checkpoint(tmp_path, 1, STATE, {"epoch": 1})
     newest = write_checkpoint(tmp_path, 2, STATE, {"epoch": 2})
     manifest = read_manifest(newest)
-    (newest / "manifest.json").write_text(json.dumps({**manifest, BOOT: "another one"}))
+    (newest / "manifest.json").write_text(json.dumps({**manifest, BOOT: boot}))
     found = newest_in_parts(tmp_path)
     assert found is not None and found[1]["summary"] == {"epoch": 1}
 

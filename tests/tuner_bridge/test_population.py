@@ -253,7 +253,7 @@ def test_an_error_of_a_callback_ends_the_sweep_as_what_it_is() -> None:
 
 
 def test_nobody_begins_with_a_member_that_has_not_trained_since_it_was_replaced() -> None:
-    """They would wait for each other: it for slots, which go to those that have trained less."""
+    """A successor would wait for it for ever, while it waits for slots, which go to those that have trained less."""
     study, driver, run = population_of([0.1, 0.2, 0.3, 5.0, 7.0, 9.0], slots=6, epochs=40, by_lot=True)
     run()
     assert driver.untrained_parents == []

@@ -141,18 +141,15 @@ class StageTree:
             trunk = self._trunks.get(number)
         if trunk is None:
             return
+        epochs: list[int] = []
         try:
             epochs = kept()
         finally:
             with self._changed:
                 trunk.is_over = True
+                asked_for = trunk.trial.params, trunk.trial.distributions
+                trunk.passed = {each: trunk.passed.get(each, asked_for) for each in trunk.keeps if each in epochs}
                 self._changed.notify_all()
-        with self._changed:
-            for each in trunk.keeps:
-                if each not in epochs:
-                    trunk.passed.pop(each, None)
-                else:
-                    trunk.passed.setdefault(each, (trunk.trial.params, trunk.trial.distributions))
 
     def _found(self, trial: optuna.Trial, draw: Callable[[str, BaseDistribution], Any]) -> Branch | None:
         """Return where a trial begins; None where another one has to come further before that is known."""
