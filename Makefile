@@ -8,8 +8,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # Files of tests over processes; what a file's tests share is made once. A third one fills the time that two wait.
 WORKERS ?= 3
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-# Slow tests wait most of the time, and have little to share.
-SLOW_WORKERS ?= 4
+# Slow tests have little to share; more at once than this, and they wait for each other in vain.
+SLOW_WORKERS ?= 3
 SLURM_TESTS ?= slurm
 
 .DEFAULT_GOAL := help

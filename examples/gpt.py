@@ -22,6 +22,7 @@ from dist_core import Accumulator, AdaptiveDataLoader, ElasticModel, remaining_e
 from tuner_bridge import optimize
 
 EPOCHS = int(os.environ.get("GPT_EPOCHS", "4"))
+SAMPLES = int(os.environ.get("GPT_SAMPLES", "2048"))
 CHARACTERS = "0123456789+=;"
 LENGTH = 10
 
@@ -78,7 +79,7 @@ def objective(trial: optuna.Trial) -> float:
     torch.set_num_threads(1)
     model = gpt(trial.suggest_int("width", 32, 64, step=16), trial.suggest_int("layers", 2, 6))
     optimizer = torch.optim.AdamW(model.parameters(), lr=trial.suggest_float("lr", 3e-4, 1e-2, log=True))
-    train, test = sums(2048, seed=1), sums(256, seed=2)
+    train, test = sums(SAMPLES, seed=1), sums(256, seed=2)
     loader = AdaptiveDataLoader(train, batch_size=32, shuffle=True)
     layouts = os.environ.get("GPT_HOW", "sharded stages").split()
     wrapped = ElasticModel(model, optimizer, loss_of, example=train[:2][0], layouts=layouts)

@@ -19,7 +19,7 @@ def test_a_small_gpt_is_tuned_over_two_slots_a_trial(tmp_path: Path, how: list[s
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "gpt.py"), "--trials", "2", *how],
         cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GPT_EPOCHS": "1", "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GPT_EPOCHS": "1", "GPT_SAMPLES": "256", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=300,
