@@ -59,7 +59,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder)], sources)
     sdist = folder / f"{NAME}.tar.gz"
     with tarfile.open(sdist) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     return Built(folder / f"{NAME}-py3-none-any.whl", sdist, folder / NAME)
 
 
