@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,7 +60,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder)], sources)
     sdist = folder / f"{NAME}.tar.gz"
     with tarfile.open(sdist) as archive:
-        archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+        checks: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        archive.extractall(folder, **checks)
     return Built(folder / f"{NAME}-py3-none-any.whl", sdist, folder / NAME)
 
 
