@@ -135,6 +135,7 @@ GALLERY: Mapping[str, Callable[[Path], Drawn]] = {
     "kubernetes": sweep("kubernetes/sweep.py"),
     "power_cut": sweep("power_cut.py"),
     "population": sweep("population.py"),
+    "stage_tree": sweep("stage_tree.py"),
     "two_studies": two_studies,
     "nni_experiment": nni_experiment,
     "without_a_tuner": without_a_tuner,

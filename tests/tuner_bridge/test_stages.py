@@ -145,18 +145,24 @@ def values_of(study: optuna.Study) -> dict[tuple[float, float], list[float]]:
     }
 
 
+@pytest.fixture(scope="module")
+def values_alone(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[float, float], list[float]]:
+    folder = tmp_path_factory.mktemp("alone")
+    alone = grid(objectives.branches_off_alone, folder, n_jobs=2)
+    assert len((folder / "epochs").read_text().splitlines()) == 8 * 6
+    return values_of(alone)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 8])
-def test_shared_epochs_are_trained_once_and_give_the_values_that_they_give_alone(tmp_path: Path, jobs: int) -> None:
-    """Two sweeps of eight trials."""
-    (tmp_path / "shared").mkdir()
-    (tmp_path / "alone").mkdir()
+def test_shared_epochs_are_trained_once_and_give_the_values_that_they_give_alone(
+    tmp_path: Path, values_alone: dict[tuple[float, float], list[float]], jobs: int
+) -> None:
+    """A sweep of eight trials."""
     assert declared_stages(objectives.branches_off) == {"late": 3}
-    shared = grid(objectives.branches_off, tmp_path / "shared", n_jobs=jobs)
-    alone = grid(objectives.branches_off_alone, tmp_path / "alone", n_jobs=2)
-    assert values_of(shared) == {key: pytest.approx(values, rel=1e-6) for key, values in values_of(alone).items()}
-    trained = (tmp_path / "shared" / "epochs").read_text().splitlines()
-    assert len((tmp_path / "alone" / "epochs").read_text().splitlines()) == 8 * 6
+    shared = grid(objectives.branches_off, tmp_path, n_jobs=jobs)
+    assert values_of(shared) == {key: pytest.approx(values, rel=1e-6) for key, values in values_alone.items()}
+    trained = (tmp_path / "epochs").read_text().splitlines()
     assert len(trained) == 2 * 3 + 8 * 3
     trials = {trial.number: trial for trial in shared.trials}
     branches = [trial for trial in trials.values() if PARENT in trial.user_attrs]

@@ -71,8 +71,11 @@ class Bandit:
         if not names or len(known) < LEAST_STRETCHES:
             return {}
         under_way = [each for each in under_way if all(name in each.parameters for name in names)]
-        process = _Process.fitted(*self._data(known, names, spaces))
+        gains = np.array([each.gain for each in known])
         scores = np.array([each.before for each in known])
+        process = _Process.fitted(
+            self._inputs(known, names, spaces, scores), (gains - gains.mean()) / (gains.std() or 1.0)
+        )
         context = (begins.before - scores.mean()) / (scores.std() or 1.0)
         waiting = self._inputs(under_way, names, spaces, scores)
         bound = math.sqrt(max(0.0, BOUND_SCALE * math.log(max(1.0, BOUND_GROWTH * (len(known) + len(under_way))))))
@@ -85,13 +88,6 @@ class Bandit:
             best = points[int(np.argmax(mean + bound * deviation))]
             spread *= 0.2
         return {name: _from_unit(part, spaces[name]) for name, part in zip(names, best, strict=True)}
-
-    def _data(
-        self, known: Sequence[Stretch], names: Sequence[str], spaces: Mapping[str, BaseDistribution]
-    ) -> tuple[Numbers, Numbers]:
-        gains = np.array([each.gain for each in known])
-        scores = np.array([each.before for each in known])
-        return self._inputs(known, names, spaces, scores), (gains - gains.mean()) / (gains.std() or 1.0)
 
     @staticmethod
     def _inputs(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from scheduler.client import Client
 from tests.support.cluster.rig import (
     NAMESPACE,
     Installed,
@@ -185,6 +186,29 @@ def test_a_trial_comes_to_another_layout_by_its_checkpoint(cluster: Installed) -
         delete("wide")
 
 
+def test_a_fork_begins_on_one_node_with_the_state_of_a_trial_that_trains_on_another(cluster: Installed) -> None:
+    one_slot_a_node(cluster)
+    steady(cluster, "origin", maxReplicas=1)
+    running("origin", 1)
+    (origin,) = replicas_of("origin")
+    name = origin["metadata"]["name"]
+    until(lambda: len(printed(name)) > 3, 60.0, "it trains")
+    reached = len(printed(name))
+    with Client(cluster.client()) as client:
+        made = client.fork("origin")
+    assert made is not None and made.parent == "origin"
+    running(made.id, 1)
+    (fork,) = replicas_of(made.id)
+    assert fork["spec"]["nodeName"] != origin["spec"]["nodeName"]
+    began = until(lambda: printed(fork["metadata"]["name"]), 60.0, "it trains on")[0]["epoch"]
+    assert began >= reached
+    until(lambda: len(printed(name)) > began, 30.0, "the trial whose state it has trains on")
+    assert len({each["pid"] for each in printed(name)}) == 1
+    delete("origin", made.id)
+    drop("stranger-1")
+    drop("stranger-2")
+
+
 def test_what_a_namespaces_quota_leaves_is_all_that_is_given_away(cluster: Installed) -> None:
     steady(cluster, "modest", maxReplicas=1)
     running("modest", 1)
@@ -249,6 +273,12 @@ def test_only_what_others_leave_is_given_away(cluster: Installed) -> None:
     until(lambda: open_slots(cluster, node) == free, 15.0, "they are open again")
 
 
+def one_slot_a_node(cluster: Installed) -> None:
+    for number, node in enumerate(gpu_nodes(), start=1):
+        stranger(f"stranger-{number}", 3, nodeName=node)
+    until(lambda: all(open_slots(cluster, node) == 1 for node in gpu_nodes()), 20.0, "one slot each")
+
+
 def drop(name: str) -> None:
     kubectl("-n", NAMESPACE, "delete", "pod", name, "--grace-period=0", "--force", check=False)
 
@@ -263,9 +293,7 @@ def open_slots(cluster: Installed, node: str) -> int:
 
 @pytest.mark.skipif("ELASTUNE_TEST_CLUSTER" not in os.environ, reason="nobody has said how to kill a node here")
 def test_when_a_node_is_lost_the_replicas_on_the_others_train_on(cluster: Installed) -> None:
-    for number in (1, 2):
-        stranger(f"stranger-{number}", 3, nodeName=f"kube-node-{number}")
-    until(lambda: open_slots(cluster, "kube-node-1") == open_slots(cluster, "kube-node-2") == 1, 20.0, "one slot each")
+    one_slot_a_node(cluster)
     steady(cluster, "spread", minReplicas=1, maxReplicas=2)
     running("spread", 2)
     (survivor,) = [pod for pod in replicas_of("spread") if pod["spec"]["nodeName"] == "kube-node-1"]

@@ -1,4 +1,4 @@
-// What may be done to trials here: stop, pause, go on, run again with other parameters.
+// What may be done to trials here: stop, pause, resume, run again with other parameters or with the state they have.
 
 import { useRef, useState } from "preact/hooks";
 import { Refused, part, post } from "./api";
@@ -86,6 +86,7 @@ function Clone({ trial, onClose }: { trial: Trial; onClose: (words: string) => v
   const form = useRef<HTMLFormElement>(null);
   const [error, setError] = useState("");
   const [busy, setBusy] = useState(false);
+  const [forks, setForks] = useState(false);
   const parameters = Object.entries(trial.parameters ?? {});
   const send = async (event: Event) => {
     event.preventDefault();
@@ -99,7 +100,11 @@ function Clone({ trial, onClose }: { trial: Trial; onClose: (words: string) => v
     }
     setBusy(true);
     try {
-      const made = await post<{ number?: number }>(`/trials/${part(trial.id)}/clone`, { parameters: changed });
+      const made = await post<{ number?: number }>(`/trials/${part(trial.id)}/clone`, {
+        parameters: changed,
+        forks,
+        more_epochs: Number(given.get("more epochs") ?? 0),
+      });
       onClose(made.number === undefined ? "queued; its sweep runs it next" : `submitted as trial ${made.number}`);
     } catch (refused) {
       setError(refused instanceof Refused ? refused.message : String(refused));
@@ -117,6 +122,16 @@ function Clone({ trial, onClose }: { trial: Trial; onClose: (words: string) => v
             <input name={`parameter ${name}`} defaultValue={String(before)} autofocus={index === 0} />
           </label>
         ))}
+        <label class="field">
+          <span>begin with its model and optimizer as they are now</span>
+          <input type="checkbox" checked={forks} onChange={(event) => setForks(event.currentTarget.checked)} />
+        </label>
+        {forks && (
+          <label class="field">
+            <span>epochs beyond its own</span>
+            <input name="more epochs" type="number" min={0} defaultValue="0" />
+          </label>
+        )}
         {error && (
           <p class="error" role="alert">
             {error}
