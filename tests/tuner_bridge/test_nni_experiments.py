@@ -19,7 +19,7 @@ from tests.support.nni_scripts import x_of
 from tests.support.project import ROOT
 from tuner_bridge import optimize
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 pytest.importorskip("nni")
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.support.nni_experiment import NniExperiment
 from tests.support.nni_scripts import x_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 TRAINS = """
 import os, time

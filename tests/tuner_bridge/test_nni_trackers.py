@@ -42,7 +42,7 @@ def test_what_is_no_tracker_is_said(entry: dict[str, Any], said: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore")
 def test_an_experiment_that_resumes_has_one_run_a_trial(experiment: Callable[..., NniExperiment]) -> None:
     made = experiment(REPORTS, maxTrialNumber=3)

@@ -153,7 +153,7 @@ trainer.train()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_an_experiment_hears_a_trainer_that_loses_a_replica(experiment: Callable[..., NniExperiment]) -> None:
     pytest.importorskip("transformers")
     made = experiment(
