@@ -24,8 +24,6 @@ from dist_core.state.parts import ALONE, Readers, merged, newest_in_parts
 logger = logging.getLogger(__name__)
 
 
-FLUSHED_BEHIND_SECONDS = 1.0
-"""A state that came from another trial's memory is flushed so long after it was read: its first steps come before."""
 FIRST_SECONDS = 0.25
 """The first checkpoint of a run is written once it has trained that long."""
 
@@ -171,7 +169,6 @@ class TrialCheckpoints(Listener):
 
 def _flush_quietly(path: Path) -> None:
     """Have a state that came from another trial's memory outlive the machine, unless a newer one has by now."""
-    time.sleep(FLUSHED_BEHIND_SECONDS)
     with contextlib.suppress(OSError, ValueError):
         flush(path)
 

@@ -114,6 +114,8 @@ class Wishes:
                 "more_epochs": wish.more_epochs,
             }
             for name, wish in self._open.get(study, {}).items()
+            # Whoever asked has not looked at the answer yet.
+            if not wish.answered.is_set()
         ]
 
     def answer(self, study: str, name: str, refusal: str) -> None:

@@ -18,7 +18,9 @@ def main() -> None:
 
     def run(name: str) -> None:
         study = optuna.create_study(study_name=name, sampler=optuna.samplers.RandomSampler(seed=1))
-        optimize(study, trains, n_trials=trials, n_jobs=3, max_replicas=2, environ={"EPOCHS": epochs})
+        # What is forked may end before its fork has a slot.
+        environ = {"EPOCHS": epochs}
+        optimize(study, trains, n_trials=trials, n_jobs=3, max_replicas=2, environ=environ, keep_states=True)
 
     threads = [threading.Thread(target=run, args=(name,)) for name in names]
     for thread in threads:

@@ -345,7 +345,7 @@ def test_every_view_follows_a_sweep_that_runs_and_acts_on_it(seen: Seen, over: S
             seen.page.get_by_role("button", name="Clone…").click()
             seen.page.get_by_label("lr").fill("0.0123")
             seen.page.get_by_label("begin with its model and optimizer").check()
-            seen.page.get_by_label("epochs beyond its own").fill("2")
+            seen.page.get_by_label("epochs beyond its own").fill("200")
             seen.page.get_by_role("button", name="Run it").click()
             seen.has("queued; its sweep runs it next")
             victim = until(
@@ -357,8 +357,8 @@ def test_every_view_follows_a_sweep_that_runs_and_acts_on_it(seen: Seen, over: S
             seen.has(f"Trial gamma/{victim.number}")
             assert victim.parent == running.id
             tree = seen.page.get_by_role("img", name="A tree of 2 trials over time")
-            began_with = f"trial gamma/{victim.number}: running, began with the state of {running.id}"
-            until(lambda: began_with in tree.locator("title").all_text_contents(), "the tree to show it")
+            began_with = f"began with the state of {running.id}"
+            until(lambda: any(began_with in each for each in tree.locator("title").all_text_contents()), "the tree")
             seen.page.once("dialog", lambda dialog: dialog.accept())
             seen.page.get_by_role("button", name="Stop").click()
             until(lambda: client.trial(victim.id).is_over, "it to stop")
