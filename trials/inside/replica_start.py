@@ -6,7 +6,6 @@ Runs in a process forked from the fork server or, as a module with the request o
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import io
 import json
@@ -14,7 +13,7 @@ import os
 import random
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from trials.inside.cgroups import enter_own
@@ -30,7 +29,7 @@ def run_replica(request: Mapping[str, Any]) -> int:
     take_command_line()
     module_name, function_name = request["entrypoint"].split(":")
     try:
-        entrypoint = _imported(module_name, function_name)
+        entrypoint = getattr(importlib.import_module(module_name), function_name)
         status = entrypoint()
         return status if isinstance(status, int) else 0
     except SystemExit as leaving:
@@ -38,17 +37,6 @@ def run_replica(request: Mapping[str, Any]) -> int:
     except BaseException:
         traceback.print_exc()
         return 1
-
-
-def _imported(module_name: str, function_name: str) -> Callable[[], Any]:
-    # Collecting while all of it is made takes a fifth of the time again, and finds nothing that could go.
-    gc.disable()
-    try:
-        found: Callable[[], Any] = getattr(importlib.import_module(module_name), function_name)
-        return found
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def redirect(log: str) -> None:
