@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-from dist_core.link.environment import standalone_world
 from dist_core.trial.current import get_core
 from dist_core.trial.replica import Replica
 
@@ -40,17 +39,11 @@ def core_of_job() -> Replica:
 
 def replica_rank() -> int:
     """This replica's rank; before the first training step, the one that it was started with."""
-    core = _core()
-    if core.joined or core.environment is None:
-        return core.generation.group.rank if core.joined else standalone_world()[0]
-    return core.environment.launch_index
+    return _core().rank
 
 
 def num_replicas() -> int:
-    core = _core()
-    if core.joined or core.environment is None:
-        return core.generation.group.world_size if core.joined else standalone_world()[1]
-    return core.environment.replicas
+    return _core().world_size
 
 
 def num_nodes() -> int:

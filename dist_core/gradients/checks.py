@@ -33,7 +33,7 @@ def refuse_what_cannot_be_trained(
         raise InvalidTraining(
             f"{type(model).__name__} has no parameter that requires a gradient; there is nothing to train"
         )
-    for name in ("process_group", "init_sync", "forward_sync_buffers", "broadcast_buffers"):
+    for name in ("process_group", "device_mesh", "init_sync", "forward_sync_buffers", "broadcast_buffers"):
         if name in options:
             raise InvalidTraining(
                 f"AdaptiveDataParallel was given {name}=; it makes process groups and sends weights and buffers to "

@@ -34,6 +34,11 @@ class StepPlace:
         return self.step is None or self.index == len(self.step.micro_batches) - 1
 
     @property
+    def passes_alone(self) -> bool:
+        """Tell whether what is computed now is this replica's own, and does not last."""
+        return self.is_dry or self.probing
+
+    @property
     def has_several_passes(self) -> bool:
         return self.step is not None and len(self.step.micro_batches) > 1
 

@@ -47,6 +47,15 @@ class RandomStreams(Listener):
         if state["rank"] == self._rank:
             _write(state)
 
+    @contextmanager
+    def left_alone(self) -> Iterator[None]:
+        """Behind what is done within, this process draws what it would have drawn before."""
+        before = _read()
+        try:
+            yield
+        finally:
+            _write(before)
+
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:

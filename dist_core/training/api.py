@@ -135,11 +135,9 @@ def set_checkpoint_interval(seconds: float | None) -> None:
 
 def rank() -> int:
     """This replica's; before the first training step, its place among those that the trial was started with."""
-    core = training_core()
-    return core.generation.group.rank if core.joined or core.world is None else core.world.rank()
+    return training_core().rank
 
 
 def world_size() -> int:
     """Return the number of replicas that train; before the first training step, the number that are going to."""
-    core = training_core()
-    return core.generation.group.world_size if core.joined or core.world is None else core.world.size()
+    return training_core().world_size

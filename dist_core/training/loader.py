@@ -93,6 +93,7 @@ class AdaptiveDataLoader:
         self._follows_others = seed is None and not _is_seeded(self.generator)
         order = _seed_of_order(dataset, self.generator, sampler) if seed is None else seed
         self.source = batch_source(dataset, shuffle=shuffle, seed=order, sampler=sampler, options=options)
+        get_core().pacing.awaits_loader = True
         self._note_workers(get_core())
         self._epoch_size = epoch_size
         self.autoscaled = False

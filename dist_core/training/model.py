@@ -120,6 +120,8 @@ class AdaptiveDataParallel(MeasuredModel, DistributedDataParallel):
             return self.module(*inputs, **kwargs)
         if part.step_place.step is not None:
             self._core.steps.note_forward()
+        elif not part.step_place.passes_alone and not self._core.passes_do_not_count:
+            self._core.outside.begin_forward([] if self._no_sync else list(self.module.buffers()))
         if self._reduces_nothing:
             output = self.module(*inputs, **kwargs)
         else:

@@ -80,11 +80,12 @@ class OptimizerSteps:
     def _is_applied(self, sharing: Sequence[OptimizerSteps]) -> bool:
         """Tell whether an update now would change the weights: the step is whole, and all replicas have come to it."""
         place, group = self._place, self._over.group
-        if place.probing or place.is_dry:
+        if place.passes_alone:
             place.stepped = True
             # A joiner's last pass: the optimizer makes its state, into which the trial's is received.
             return place.is_dry and self._core.generation.dry_steps_left == 0
         if place.step is None:
+            self._core.outside.refuse_to_train_alone()
             return True
         if not place.is_last_micro_batch:
             return False

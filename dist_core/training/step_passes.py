@@ -139,6 +139,12 @@ class StepPasses(PassesOfSteps):
                 "each batch of the loader, before its backward pass, or not at all"
             )
 
+    def leave(self) -> None:
+        """Behind it, the mean over the replicas is what there is, as in DistributedDataParallel."""
+        super().leave()
+        self.over.group.weight = 1.0 / self._core.generation.group.world_size
+        self.over.group.correction = 1.0
+
     # ------------------------------------------------------------------ around a backward pass
 
     def watch(self, output: Any) -> None:

@@ -58,8 +58,18 @@ class Resumption(Listener):
         """
         if self._states.keeps_some:
             self._states.go_on_early()
-        elif not self._generation.joined and not self._states.has_looked and self._arrival.epoch_to_join() is None:
+        elif not self._generation.joined and not self._states.has_looked and not self.joins:
             self._states.restore_newest()
+
+    @property
+    def joins(self) -> bool:
+        """Tell whether this replica comes to a trial that trains."""
+        return self._arrival.epoch_to_join() is not None
+
+    def come_in_early(self) -> None:
+        """Meet the other processes before the epoch loop, with the state that the trial has."""
+        self.restore_early()
+        self._arrival.come_in()
 
     def joins_again(self) -> None:
         self._states.look_again()

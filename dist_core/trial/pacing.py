@@ -18,6 +18,8 @@ class Pacing(Listener):
         self._habits = habits
         self.loader: PacingLoader | None = None
         """None until one trains."""
+        self.awaits_loader = False
+        """True once the code has made a loader."""
 
     def runs_again(self) -> None:
         self.loader = None

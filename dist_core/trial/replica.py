@@ -58,6 +58,7 @@ from dist_core.trial.leaving import Leaving
 from dist_core.trial.loops import EvaluationState, Loops
 from dist_core.trial.models import Models
 from dist_core.trial.moving_buffers import MovingBuffers
+from dist_core.trial.outside import OutsideOfLoops
 from dist_core.trial.pacing import LoopHabits, Pacing
 from dist_core.trial.participants import PacingLoader
 from dist_core.trial.plain_replica import PlainReplica
@@ -195,6 +196,9 @@ class Replica:
             self.life,
             more_epochs=0 if self.environment is None else self.environment.more_epochs,
         )
+        self.outside = OutsideOfLoops(
+            self.environment, generation, self.resumption, self.random, self.pacing, self.news
+        )
         self.loops = Loops(generation, position, self.rollback, self.leaving, self.life)
         self.steps = Steps(self.shared_step, position, self.models, self.pacing, self.healing, self.life)
         self.rerun = Rerun(generation, self.batch, self.loops, self.rollback, self.news, self.life)
@@ -317,14 +321,23 @@ class Replica:
         return self.environment.launch_index == 0
 
     @property
+    def rank(self) -> int:
+        """Return this process's rank; before the replicas have met, its place among those that were started."""
+        if self.generation.joined:
+            return self.generation.group.rank
+        return standalone_world()[0] if self.environment is None else self.environment.launch_index
+
+    @property
+    def world_size(self) -> int:
+        if self.generation.joined:
+            return self.generation.group.world_size
+        return standalone_world()[1] if self.environment is None else self.environment.replicas
+
+    @property
     def shown_rank(self) -> int:
         """Return the rank for libraries whose first process writes for all; they also ask before ranks are given."""
-        if self.generation.joined:
-            return int(self.generation.group.rank)
-        if self.environment is None:
-            return standalone_world()[0]
         # Of those that train, when one joins them, another is the first already.
-        return max(self.environment.launch_index, int(self.generation.is_outside))
+        return max(self.rank, int(self.generation.is_outside))
 
     @property
     def passes_do_not_count(self) -> bool:

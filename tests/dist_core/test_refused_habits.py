@@ -72,6 +72,21 @@ def outside_of_the_loop_in_evaluation_mode(kit: Kit) -> None:
     optimizer.step()
 
 
+def without_a_loader(kit: Kit) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = kit.wrap(model, optimizer)
+    wrapped(torch.ones(4, 6)).sum().backward()
+    optimizer.step()
+
+
+def around_the_wrapper_without_a_loader(kit: Kit) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    kit.wrap(model, optimizer).module(torch.ones(4, 6)).sum().backward()
+    optimizer.step()
+
+
 def with_an_optimizer_that_nobody_gave(kit: Kit) -> None:
     def step(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> None:
         mse(model(x), y).backward()
@@ -233,6 +248,8 @@ REFUSALS: list[tuple[Habit, str, int]] = [
     (with_join, r"no join\(\)", 1),
     (with_a_process_group, "was given process_group=", 1),
     (around_the_wrapper, "gradients that were not reduced over the 2 replicas", 2),
+    (without_a_loader, "the 2 replicas: each would train by itself", PAIR),
+    (around_the_wrapper_without_a_loader, "the 2 replicas: each would train by itself", 2),
     (outside_of_the_loop_in_evaluation_mode, "gradients that were not reduced over the 2 replicas", 2),
     (with_a_second_backward_pass, "a second backward pass goes through", 2),
     (with_passes_crossed, "a second backward pass goes through", 2),
