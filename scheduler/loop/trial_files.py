@@ -123,7 +123,12 @@ class TrialFiles:
         parts = self._state_of(parent_id, child.spec.parent_epoch)
         if not parts:
             return False
-        _take_over(parts, self.checkpoint_dir(child.trial_id), parent_id)
+        try:
+            _take_over(parts, self.checkpoint_dir(child.trial_id), parent_id)
+        except FileNotFoundError as error:
+            # The parent has written newer ones meanwhile, and removed this one.
+            logger.info("state not handed on parent=%s child=%s reason=%s", parent_id, child.trial_id, error)
+            return False
         logger.info("state handed on parent=%s child=%s checkpoint=%s", parent_id, child.trial_id, parts[0][0].name)
         return True
 
@@ -186,18 +191,18 @@ class TrialFiles:
 def _take_over(parts: list[Part], folder: Path, parent_id: str) -> None:
     """Make a checkpoint of a parent the first one of its child, the first process's last: then it counts.
 
-    Links where the file system has them: a state of gigabytes takes neither time nor space.
+    Links where the file system has them: a state of gigabytes takes neither time nor space. Raises FileNotFoundError
+    where a state is gone, and leaves nothing then that would count.
     """
     for member, (source, manifest) in reversed(list(enumerate(parts))):
         target = part_folder(folder, member)
         arriving = target / f"partial-{uuid.uuid4().hex[:12]}"
         arriving.mkdir(parents=True)
-        for path in source.iterdir():
-            if path.name == STATE:
-                try:
-                    os.link(path, arriving / path.name)
-                except OSError:
-                    shutil.copyfile(path, arriving / path.name)
+        try:
+            _link_or_copy(source / STATE, arriving / STATE)
+        except FileNotFoundError:
+            shutil.rmtree(arriving, ignore_errors=True)
+            raise
         manifest = {**manifest, "summary": {**manifest["summary"], "left": True, "parent": parent_id}}
         with open(arriving / MANIFEST, "w") as file:
             json.dump(manifest, file)
@@ -209,3 +214,12 @@ def _take_over(parts: list[Part], folder: Path, parent_id: str) -> None:
         # Of an attempt that was cut short between two parts.
         shutil.rmtree(first, ignore_errors=True)
         os.rename(arriving, first)
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copyfile(source, target)
