@@ -38,6 +38,9 @@ class _Batches(AdaptiveDataLoader):
     passes = 1
     """Passes of a step, each of which the script takes for a batch."""
 
+    def set_epoch(self, epoch: int) -> None:
+        """As Accelerate's: the order of samples follows the epochs by itself."""
+
     def __iter__(self) -> Iterator[Any]:
         batches = super().__iter__()
         return batches if self.device is None else map(functools.partial(send_to_device, device=self.device), batches)
@@ -96,7 +99,12 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it is withou
 
     def _elastic_loader(self, theirs: DataLoader[Any]) -> AdaptiveDataLoader:
         loader = elastic_like(
-            theirs, _Batches, whom="Accelerator.prepare", processes=self._processes, passes=self._passes
+            theirs,
+            _Batches,
+            whom="Accelerator.prepare",
+            processes=self._processes,
+            passes=self._passes,
+            seed=self.dataloader_config.data_seed if self.dataloader_config.use_seedable_sampler else None,
         )
         loader.shares_evaluation = False
         loader.passes = self._passes
@@ -178,6 +186,7 @@ def _parts(mine: torch.Tensor) -> list[torch.Tensor] | None:
     Between loops that is so of what an evaluation has found out: it is the same on all replicas.
     """
     core = get_core()
+    core.outside.meet()
     if core.generation.stands_alone or core.passes_do_not_count or core.loops.evaluations:
         return None
     rows = mine.detach().cpu().reshape(1) if mine.dim() == 0 else mine.detach().cpu()

@@ -41,13 +41,15 @@ class OutsideOfLoops:
 
         What they draw for themselves, they go on to draw; ``buffers`` become those of rank 0.
         """
-        if self._environment is not None or self._replicas == 1:
-            return
-        if not self._generation.joined:
+        self.meet()
+        if buffers and self._environment is None and self._replicas > 1:
+            broadcast_in_place(self._generation.group, buffers)
+
+    def meet(self) -> None:
+        """Have ranks of torchrun meet now, unless they have."""
+        if self._environment is None and self._replicas > 1 and not self._generation.joined:
             with self._random.left_alone():
                 self._resumption.come_in_early()
-        if buffers:
-            broadcast_in_place(self._generation.group, buffers)
 
     def refuse_to_train_alone(self) -> None:
         """Before an update. Raises InvalidTraining where this replica would train by itself, and PeerLost."""

@@ -118,6 +118,30 @@ def test_batches_are_skipped_and_values_gathered_as_on_one_process(replicas: int
         assert found == pytest.approx(expected, abs=2e-4)
 
 
+def first_batches(kit: Kit) -> list[list[float]]:
+    """The first batch that a model trains on, by the seed of the data, with an epoch that the script announces."""
+    from accelerate.utils import DataLoaderConfiguration
+
+    found = []
+    for seed in (42, 42, 43):
+        torch.manual_seed(0)
+        config = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=seed)
+        accelerator = accelerator_of(kit, dataloader_config=config)
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(examples(), 24, shuffle=True))
+        loader.set_epoch(0)
+        for x, _ in loader:
+            found.append([float(each) for each in x[:, 0]])
+            break
+    return found
+
+
+def test_the_seed_of_the_data_is_that_of_their_order() -> None:
+    [[first, again, other]] = as_trial(first_batches, 1)
+    assert first == again != other
+
+
 def is_main(kit: Kit) -> list[bool]:
     """Before training, and behind it."""
     accelerator = accelerator_of(kit)

@@ -8,6 +8,7 @@ they are named, so that two processes train on the CPU over Gloo; those that pas
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import os
@@ -71,25 +72,23 @@ def tests_of(kind: type[nn.Module], folder: str) -> type[unittest.TestCase]:
     for each in ("barrier", "test_dir"):
         os.makedirs(os.path.join(folder, each))
     os.environ.update(BACKEND="gloo", WORLD_SIZE=str(WORLD_SIZE), TEMP_DIR=folder)
-    import torch.testing._internal.common_distributed as decorators
+    decorators: Any = importlib.import_module("torch.testing._internal.common_distributed")
 
     def as_it_is(*_: Any, **__: Any) -> Callable[[Any], Any]:
         return lambda test: test
 
     decorators.skip_if_lt_x_gpu = decorators.require_backend_is_available = as_it_is
     decorators.skip_if_no_gpu = lambda test: test
-    nn.parallel.DistributedDataParallel = kind  # type: ignore[misc]
-    import torch.testing._internal.distributed.distributed_test as theirs
-
+    setattr(nn.parallel, _TorchsOwn.__name__, kind)
+    theirs: Any = importlib.import_module("torch.testing._internal.distributed.distributed_test")
     for name, value in list(vars(theirs).items()):
         if value is _TorchsOwn:
             setattr(theirs, name, kind)
     nn.Module.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
     torch.cuda.set_device = torch.cuda.synchronize = lambda *_, **__: None
     torch.cuda.device_count = lambda: WORLD_SIZE
-    own: Any = theirs
 
-    class Tests(own.TestDistBackend, own.DistributedTest._DistTestBase):  # type: ignore[misc]
+    class Tests(theirs.TestDistBackend, theirs.DistributedTest._DistTestBase):  # type: ignore[misc]
         def setUp(self) -> None:
             super().setUp()
             # What each imports takes longer than what it tests.
