@@ -12,6 +12,43 @@ from dist_core.gradients.frozen_weights import FrozenWeights
 from dist_core.gradients.optimizers import load_optimizer, own_groups, own_schedules
 
 
+class WrappedSchedules:
+    """Schedules of a wrapped model's optimizers, as they are saved, loaded and inherited."""
+
+    def __init__(self, schedules: Sequence[Any]) -> None:
+        self.present = list(schedules)
+        self._kept: list[dict[str, Any]] = []
+        """Saved states of schedules that are made after their model is wrapped, and have not been made yet."""
+        self._inherits = False
+        """True for a trial that began with its parent's state."""
+
+    def adopt(self, schedule: Any) -> None:
+        """Take one that was made after the model was wrapped as if it had been given."""
+        self.present.append(schedule)
+        if self._kept:
+            kept = self._kept.pop(0)
+            schedule.load_state_dict(own_schedules([schedule], [kept])[0] if self._inherits else kept)
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        return [*(each.state_dict() for each in self.present), *self._kept]
+
+    def inherit(self, parents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return what to load in place of a parent's states: its positions, with these schedules' parameters."""
+        self._inherits = True
+        return own_schedules(self.present, parents)
+
+    def load(self, saved: list[dict[str, Any]]) -> None:
+        """Raises InvalidTraining where the trial had fewer."""
+        if len(saved) < len(self.present):
+            raise InvalidTraining(
+                f"the trial was saved with {len(saved)} learning rate schedules but now has {len(self.present)}; "
+                "give the same schedules, or start a new trial"
+            )
+        for schedule, each in zip(self.present, saved, strict=False):
+            schedule.load_state_dict(each)
+        self._kept = saved[len(self.present) :]
+
+
 class WrappedState:
     def __init__(
         self,
@@ -25,23 +62,12 @@ class WrappedState:
         self._module = module
         self._frozen = frozen
         self._optimizers = optimizers
-        self.schedules = list(schedules)
-        self._kept_schedules: list[dict[str, Any]] = []
-        """Saved states of schedules that are made after their model is wrapped, and have not been made yet."""
-        self._inherits = False
-        """True for a trial that began with its parent's state."""
+        self.schedules = WrappedSchedules(schedules)
         self.scaler = scaler
         self._kept_scaler: dict[str, Any] | None = None
         """Saved state of a scaler that this process has not seen at work yet."""
 
     # ------------------------------------------------------------------ what comes later
-
-    def adopt_schedule(self, schedule: Any) -> None:
-        """One that was made after the model was wrapped, as if it had been given."""
-        self.schedules.append(schedule)
-        if self._kept_schedules:
-            kept = self._kept_schedules.pop(0)
-            schedule.load_state_dict(own_schedules([schedule], [kept])[0] if self._inherits else kept)
 
     def adopt_scaler(self, scaler: Any) -> None:
         self.scaler = scaler
@@ -65,7 +91,7 @@ class WrappedState:
             "frozen": left_out,
             "optimizers": [each.state_dict() for each in self._optimizers],
             "parameters": self._signature(),
-            "lr_schedulers": [*(each.state_dict() for each in self.schedules), *self._kept_schedules],
+            "lr_schedulers": self.schedules.state_dict(),
         }
         if self.scaler is not None:
             state["mp_scaler"] = self.scaler.state_dict()
@@ -86,14 +112,13 @@ class WrappedState:
                 f"a trial that begins with its parent's state needs the parent's model, but a tensor is {what}. Change "
                 "only parameters that leave the model's shape as it is, or begin without a parent"
             )
-        self._inherits = True
         optimizers = [
             {**theirs, "param_groups": own_groups(each, theirs["param_groups"])}
             for each, theirs in zip(self._optimizers, state["optimizers"], strict=True)
         ]
-        schedules = own_schedules(self.schedules, state["lr_schedulers"])
+        schedules = self.schedules.inherit(state["lr_schedulers"])
         self.load_state_dict({**state, "optimizers": optimizers, "lr_schedulers": schedules})
-        for schedule in self.schedules:
+        for schedule in self.schedules.present:
             if hasattr(schedule, "_last_lr"):
                 schedule._last_lr = [group["lr"] for group in schedule.optimizer.param_groups]
 
@@ -107,15 +132,7 @@ class WrappedState:
         self._load_module(state["module"], left_out.keys())
         for mine, theirs in zip(self._optimizers, state["optimizers"], strict=True):
             load_optimizer(mine, theirs)
-        kept = state["lr_schedulers"]
-        if len(kept) < len(self.schedules):
-            raise InvalidTraining(
-                f"the trial was saved with {len(kept)} learning rate schedules but now has {len(self.schedules)}; "
-                "give the same schedules, or start a new trial"
-            )
-        for schedule, each in zip(self.schedules, kept, strict=False):
-            schedule.load_state_dict(each)
-        self._kept_schedules = kept[len(self.schedules) :]
+        self.schedules.load(state["lr_schedulers"])
         self._kept_scaler = state.get("mp_scaler")
         self._load_scaler()
 

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from dist_core.errors import InvalidTraining
-from dist_core.gradients.optimizers import own_groups, own_schedules
+from dist_core.gradients.optimizers import own_groups
+from dist_core.gradients.wrapped_state import WrappedSchedules
 from dist_core.state.manifests import PARTS
 from dist_core.state.parts import DIVIDED, local_of
 
@@ -59,18 +60,8 @@ class DividedState:
         self._held = held
         self._names = {id(each.tensor): name for name, each in held.items()}
         self._optimizers = optimizers
-        self.schedules = list(schedules)
+        self.schedules = WrappedSchedules(schedules)
         self.scaler: Any = None
-        self._kept_schedules: list[dict[str, Any]] = []
-        self._inherits = False
-        """True for a trial that began with its parent's state."""
-
-    def adopt_schedule(self, schedule: Any) -> None:
-        """One that was made after the model was wrapped, as if it had been given."""
-        self.schedules.append(schedule)
-        if self._kept_schedules:
-            kept = self._kept_schedules.pop(0)
-            schedule.load_state_dict(own_schedules([schedule], [kept])[0] if self._inherits else kept)
 
     def adopt_scaler(self, scaler: Any) -> None:
         raise InvalidTraining(
@@ -94,7 +85,7 @@ class DividedState:
             DIVIDED: True,
             "weights": {name: each.chunk(each.rows) for name, each in self._held.items()},
             "optimizers": [self._saved(optimizer) for optimizer in self._optimizers],
-            "lr_schedulers": [*(each.state_dict() for each in self.schedules), *self._kept_schedules],
+            "lr_schedulers": self.schedules.state_dict(),
         }
 
     def _saved(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -114,14 +105,13 @@ class DividedState:
 
     def inherit(self, state: dict[str, Any]) -> None:
         """Go on from a parent trial's state with this trial's own hyperparameters, as ``WrappedState.inherit`` does."""
-        self._inherits = True
         # The first part says for all of them what is not divided.
         first, *others = state.get(PARTS) or [state]
         optimizers = [
             {**theirs, "groups": own_groups(each, theirs["groups"])}
             for each, theirs in zip(self._optimizers, first["optimizers"], strict=True)
         ]
-        schedules = own_schedules(self.schedules, first["lr_schedulers"])
+        schedules = self.schedules.inherit(first["lr_schedulers"])
         first = {**first, "optimizers": optimizers, "lr_schedulers": schedules}
         self.load_state_dict({**state, PARTS: [first, *others]})
 
@@ -134,15 +124,7 @@ class DividedState:
                 _put(held.rows, _rows_for(name, held, [each[name] for each in weights if name in each]))
             for index, optimizer in enumerate(self._optimizers):
                 self._load(optimizer, [part["optimizers"][index] for part in parts])
-        kept = parts[0]["lr_schedulers"]
-        if len(kept) < len(self.schedules):
-            raise InvalidTraining(
-                f"the trial was saved with {len(kept)} learning rate schedules but now has {len(self.schedules)}; "
-                "give the same schedules, or start a new trial"
-            )
-        for schedule, each in zip(self.schedules, kept, strict=False):
-            schedule.load_state_dict(each)
-        self._kept_schedules = kept[len(self.schedules) :]
+        self.schedules.load(parts[0]["lr_schedulers"])
 
     def _load(self, optimizer: torch.optim.Optimizer, saved: Sequence[dict[str, Any]]) -> None:
         theirs = saved[0]["groups"]

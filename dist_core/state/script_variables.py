@@ -127,7 +127,7 @@ class ScriptVariables(Listener):
                 if copies_only and not isinstance(value, _Copy) and not _holds_tensors(value):
                     continue
                 if _is_plain(value, MOST_ITEMS):
-                    self._put(path, _placed(value, present.get(path)))
+                    self._put(path, placed(value, present.get(path)))
                 elif value is not None:
                     _load_into(present.get(path), value.content)
 
@@ -170,7 +170,7 @@ class ScriptVariables(Listener):
             if "state" in content:
                 _load_into(present.get(path), content["state"])
             else:
-                self._put(path, _placed(content["value"], present.get(path)))
+                self._put(path, placed(content["value"], present.get(path)))
 
     def _tell(self, path: str) -> None:
         if path in self._told:
@@ -370,7 +370,7 @@ def _load_into(present: Any, content: dict[str, Any]) -> None:
         present.load_state_dict(content)
 
 
-def _placed(value: Any, present: Any) -> Any:
+def placed(value: Any, present: Any) -> Any:
     """Return the value in what holds it now where that fits: other names may lead there, too."""
     if isinstance(present, torch.Tensor) and isinstance(value, torch.Tensor):
         if present.shape == value.shape and present.dtype == value.dtype and not present.requires_grad:
@@ -385,17 +385,17 @@ def _placed(value: Any, present: Any) -> Any:
         return value.numpy()
     if type(value) is list and type(present) is list:
         before = [*present, *[None] * max(0, len(value) - len(present))]
-        present[:] = [_placed(each, there) for each, there in zip(value, before, strict=False)]
+        present[:] = [placed(each, there) for each, there in zip(value, before, strict=False)]
         return present
     if isinstance(value, dict) and isinstance(present, dict):
-        held = {key: _placed(each, present.get(key)) for key, each in value.items()}
+        held = {key: placed(each, present.get(key)) for key, each in value.items()}
         present.clear()
         present.update(held)
         return present
     if isinstance(value, torch.Tensor):
         return value.clone()
     if isinstance(value, dict):
-        return {key: _placed(each, None) for key, each in value.items()}
+        return {key: placed(each, None) for key, each in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_placed(each, None) for each in value)
+        return type(value)(placed(each, None) for each in value)
     return value

@@ -66,20 +66,9 @@ class Kept(SimpleNamespace):
         return dict(vars(self))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        present = vars(self).copy()
-        vars(self).clear()
-        vars(self).update({name: _placed(value, present.get(name)) for name, value in state.items()})
+        from dist_core.state.script_variables import placed
 
-
-def _placed(value: Any, present: Any) -> Any:
-    """Put tensors where those lie that they take the place of."""
-    if hasattr(value, "device") and hasattr(present, "device"):
-        return value.to(present.device)
-    if isinstance(value, dict) and isinstance(present, dict):
-        return {name: _placed(each, present.get(name)) for name, each in value.items()}
-    if isinstance(value, list) and isinstance(present, list) and len(value) == len(present):
-        return [_placed(each, there) for each, there in zip(value, present, strict=True)]
-    return value
+        placed(state, vars(self))
 
 
 def keep(**values: Any) -> Kept:

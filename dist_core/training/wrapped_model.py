@@ -23,6 +23,7 @@ from dist_core.gradients.patched_calls import intercept_optimizer, intercept_sca
 from dist_core.gradients.scaled_rates import ScaledRates
 from dist_core.gradients.schedules import has_ended, schedules_unknown, takes_metric, takes_position
 from dist_core.gradients.step_place import StepPlace
+from dist_core.gradients.wrapped_state import WrappedSchedules
 from dist_core.state.manifests import PARTS
 from dist_core.state.states import FunctionState
 from dist_core.training.batch_scale import BatchScale
@@ -34,10 +35,8 @@ from dist_core.trial.replica import Replica
 class ModelState(Protocol):
     """Checkpointed state of a wrapped model, its optimizers, schedules and scaler."""
 
-    schedules: list[Any]
+    schedules: WrappedSchedules
     scaler: Any
-
-    def adopt_schedule(self, schedule: Any) -> None: ...
 
     def adopt_scaler(self, scaler: Any) -> None: ...
 
@@ -238,7 +237,7 @@ class WrappedModel:
 
     @property
     def schedules(self) -> list[Any]:
-        return self._wrapped_state.schedules
+        return self._wrapped_state.schedules.present
 
     def adopt_schedule(self) -> None:
         """A schedule that was made after the model was wrapped becomes its own, as if it had been given."""
@@ -249,7 +248,7 @@ class WrappedModel:
             # The order of several would not be the same on all replicas.
             if len(unknown) == 1:
                 intercept_scheduler(unknown[0], self)
-                self._wrapped_state.adopt_schedule(unknown[0])
+                self._wrapped_state.schedules.adopt(unknown[0])
 
     def adopt_scaler(self, scaler: Any) -> None:
         """A gradient scaler that was not given has begun to work for one of the optimizers: it is the trial's too."""

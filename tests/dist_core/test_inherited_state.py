@@ -94,7 +94,7 @@ def test_a_schedule_that_is_made_later_takes_the_parents_position() -> None:
     _, own, _, child = made(0.02)
     child.inherit(parent.state_dict())
     later = StepLR(own, 9, gamma=0.9)
-    child.adopt_schedule(later)
+    child.schedules.adopt(later)
     assert (later.last_epoch, later.step_size, later.gamma, later.base_lrs) == (4, 9, 0.9, [0.02])
 
 
