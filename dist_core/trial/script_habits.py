@@ -43,6 +43,7 @@ class ScriptHabits(Listener):
     def loop_began(self, *, completed: bool) -> None:
         self._left = LOOKED_AT
         self._before = None if self._moves_copy else self._variables.tensors()
+        self._remember()
 
     def step_counts(self) -> None:
         if self._before is None:
@@ -73,9 +74,14 @@ class ScriptHabits(Listener):
                 self._left_out = self._take_back
         self._remember()
 
+    @property
+    def _keeps(self) -> bool:
+        return self._moves_copy or self._models.accumulate_by_script
+
     def _remember(self) -> None:
-        keeps = self._moves_copy or self._models.accumulate_by_script
-        self._take_back = self._variables.remember() if keeps else None
+        # Also while nobody knows yet: a joiner may come to a step that is left out.
+        looks = self._before is not None
+        self._take_back = self._variables.remember() if self._keeps or looks else None
 
     def take_back_step(self) -> None:
         """The body runs again for a step that lost a replica: sums and counts of batches are as before it."""
@@ -88,7 +94,7 @@ class ScriptHabits(Listener):
             self._left_out(copies_only=True)
             self._left_out = None
             self._remember()
-        if self._repeats and self._take_back is not None:
+        if self._repeats and self._keeps and self._take_back is not None:
             self._take_back()
         self._repeats = False
 

@@ -6,10 +6,10 @@ import os
 from collections import Counter
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from tests.support.habits import GROWN, RESCALED, as_trial, in_plain_pytorch
+from tests.support.habits import GROWN, KILL_AT, RESCALED, as_trial, in_plain_pytorch
 from tests.support.programs import EPOCHS, LAYERS, OPTIMIZERS, SCHEDULES, Program
 
 PROGRAMS = int(os.environ.get("ELASTUNE_PROGRAMS", "30"))
@@ -45,6 +45,11 @@ runs = st.sampled_from([(1, 1), (1, 3), (2, 1), (2, 2), (3, 1), (GROWN, 1), (RES
 
 
 @pytest.mark.slow
+def test_a_joiner_that_comes_to_a_batch_that_others_leave_out_keeps_their_average() -> None:
+    assert outcome(Program(skip="forward", average="own", zero_behind=True), GROWN, 1) == "alike"
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 def test_no_program_trains_otherwise_without_a_word() -> None:
@@ -61,6 +66,8 @@ def test_no_program_trains_otherwise_without_a_word() -> None:
     @example(Program(), (RESCALED, 1))
     @given(programs, runs)
     def trains_alike(program: Program, run: tuple[int, int]) -> None:
+        # The director offers a generation once, and a trial that sums gradients up cannot enter it at every step.
+        assume(not (program.accumulate > 1 and program.skip and run[0] in (GROWN, RESCALED)))
         told[outcome(program, *run)] += 1
 
     trains_alike()
@@ -79,7 +86,8 @@ def outcome(program: Program, replicas: int, passes: int) -> str:
         assert words, f"{program!r} on {replicas}, {passes} passes\n{error}"
         return words[0].partition(": ")[2]
     survivors = [weights for weights in ends if weights is not None]
-    assert len(survivors) == (replicas if replicas > 0 else 2 if replicas == RESCALED else 3)
+    if replicas != RESCALED or program.steps > KILL_AT:
+        assert len(survivors) == (replicas if replicas > 0 else 2 if replicas == RESCALED else 3)
     for weights in survivors:
         assert weights == pytest.approx(expected, abs=2e-5), f"{program!r} on {replicas}, {passes} passes"
     return "alike"

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import lr_scheduler as lr
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from tests.support.habits import Kit, examples, weights_of
+from tests.support.habits import BATCH, Kit, examples, weights_of
 
 EPOCHS, WIDTH, LAYERS = 3, 6, 3
 LARGE = 2.5575
@@ -77,6 +77,12 @@ class Program:
             if getattr(self, field.name) != getattr(plain, field.name)
         )
         return f"Program({', '.join(told)})"
+
+    @property
+    def steps(self) -> int:
+        """Return the steps that it trains."""
+        each = self.samples // BATCH if self.drop_last else -(-self.samples // BATCH)
+        return each * min(EPOCHS, self.stops_at)
 
     def __call__(self, kit: Kit) -> list[float]:
         return run(self, kit)
