@@ -24,12 +24,11 @@ problem = importlib.import_module(PROBLEM["name"])
 class Member(tune.Trainable):  # type: ignore[misc]  # Ray is installed elsewhere
     """A member's clock, and the ballast that its checkpoints have."""
 
+    restored = False
+
     def setup(self, config: dict[str, float]) -> None:
-        self.rate = config["lr"]
-        self.epoch = 0
         self.ballast = np.ones(PROBLEM["megabytes"] * 2**20, dtype=np.uint8)
-        self.restored = False
-        self.begin()
+        self.reset_config(config)
 
     def begin(self) -> None:
         raise NotImplementedError
@@ -52,7 +51,11 @@ class Member(tune.Trainable):  # type: ignore[misc]  # Ray is installed elsewher
         }
 
     def reset_config(self, new_config: dict[str, float]) -> bool:
+        """Begin anew: an actor goes from one member to another, which may have no checkpoint yet."""
         self.rate = new_config["lr"]
+        self.epoch = 0
+        self.restored = False
+        self.begin()
         return True
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
