@@ -121,7 +121,7 @@ class AdaptiveDataParallel(MeasuredModel, DistributedDataParallel):
         if part.step_place.step is not None:
             self._core.steps.note_forward()
         elif not part.step_place.passes_alone and not self._core.passes_do_not_count:
-            self._core.outside.begin_forward([] if self._no_sync else list(self.module.buffers()))
+            self._core.outside.begin_forward(() if self._no_sync else self.module.buffers())
         if self._reduces_nothing:
             output = self.module(*inputs, **kwargs)
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import torch
 
@@ -28,7 +28,13 @@ class OutsideOfLoops:
         pacing: Pacing,
         news: News,
     ) -> None:
-        self._environment = environment
+        self._replicas = (
+            standalone_world()[1] // standalone_members()
+            if environment is None
+            else environment.replicas // environment.members
+        )
+        """Replicas that were started together, until they have met."""
+        self._is_elastic = environment is not None
         self._generation = generation
         self._resumption = resumption
         self._random = random
@@ -36,18 +42,21 @@ class OutsideOfLoops:
         self._news = news
         self._has_told = False
 
-    def begin_forward(self, buffers: Sequence[torch.Tensor]) -> None:
+    def begin_forward(self, buffers: Iterable[torch.Tensor]) -> None:
         """Before a forward pass: ranks of torchrun average its gradients, as those of DistributedDataParallel do.
 
         What they draw for themselves, they go on to draw; ``buffers`` become those of rank 0.
         """
+        if self._is_elastic or self._replicas == 1:
+            return
         self.meet()
-        if buffers and self._environment is None and self._replicas > 1:
-            broadcast_in_place(self._generation.group, buffers)
+        shared = list(buffers)
+        if shared:
+            broadcast_in_place(self._generation.group, shared)
 
     def meet(self) -> None:
         """Have ranks of torchrun meet now, unless they have."""
-        if self._environment is None and self._replicas > 1 and not self._generation.joined:
+        if not (self._is_elastic or self._replicas == 1 or self._generation.joined):
             with self._random.left_alone():
                 self._resumption.come_in_early()
 
@@ -57,7 +66,7 @@ class OutsideOfLoops:
             raise PeerLost(self._generation.broken)
         if self._generation.joined or self._replicas == 1:
             return
-        if self._environment is not None:
+        if self._is_elastic:
             # What comes before the first loop every replica does by itself, and goes on from what the first one has.
             if self._pacing.awaits_loader:
                 self._tell()
@@ -70,14 +79,6 @@ class OutsideOfLoops:
             "dist_core.AdaptiveDataLoader, in a loop over remaining_epochs_until(), or give the trial one replica "
             "(max_replicas=1)"
         )
-
-    @property
-    def _replicas(self) -> int:
-        """Return how many were started together, until they have met."""
-        environment = self._environment
-        if environment is None:
-            return standalone_world()[1] // standalone_members()
-        return environment.replicas // environment.members
 
     def _tell(self) -> None:
         if not self._has_told:

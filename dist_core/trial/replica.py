@@ -316,9 +316,7 @@ class Replica:
     @property
     def reports(self) -> bool:
         """Tell whether this replica speaks for the trial: rank 0, or the first launched while ranks are not given."""
-        if self.generation.joined or self.environment is None:
-            return self.generation.group.rank == 0
-        return self.environment.launch_index == 0
+        return self.rank == 0
 
     @property
     def rank(self) -> int:

@@ -86,8 +86,8 @@ def outcome(program: Program, replicas: int, passes: int) -> str:
         assert words, f"{program!r} on {replicas}, {passes} passes\n{error}"
         return words[0].partition(": ")[2]
     survivors = [weights for weights in ends if weights is not None]
-    if replicas != RESCALED or program.steps > KILL_AT:
-        assert len(survivors) == (replicas if replicas > 0 else 2 if replicas == RESCALED else 3)
+    is_killed = replicas == RESCALED and program.steps > KILL_AT
+    assert len(survivors) == (replicas if replicas > 0 else 3 - is_killed)
     for weights in survivors:
         assert weights == pytest.approx(expected, abs=2e-5), f"{program!r} on {replicas}, {passes} passes"
     return "alike"
