@@ -72,6 +72,7 @@ __all__ = [
     "gradient_buckets",
     "killed_data_workers",
     "lay_out_anew",
+    "layout_of_buckets",
     "leave_uncompiled",
     "loss_scale_of",
     "memory_of",
@@ -229,6 +230,12 @@ def lay_out_anew(model: DistributedDataParallel) -> None:
 def gradient_buckets(model: DistributedDataParallel) -> list[GradBucket]:
     """The buckets as they are laid out now, in the order of reduction. Within a backward pass this would hang."""
     return model.reducer._get_zeros_like_grad_buckets()
+
+
+def layout_of_buckets(model: DistributedDataParallel) -> str | None:
+    """Return which parameters lie in which bucket, by index; None until the order of gradients has settled it."""
+    known: dict[str, str] = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    return known.get("rebuilt_per_bucket_param_indices")
 
 
 def reduce_zeros(model: DistributedDataParallel) -> None:

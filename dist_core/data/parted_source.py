@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from itertools import chain, count, islice, repeat
 from typing import Any, Final, NamedTuple, cast
 
@@ -343,8 +343,13 @@ class PartedSource:
             if chunk.samples:
                 yield chunk.batch
 
-    def first_samples(self, number: int) -> Iterator[Any]:
-        yield self._collate(list(islice(iter(self.dataset), number)))
+    def first_samples(self, number: int, *, behind: int = 0) -> Iterator[Any]:
+        yield self._collate(first_items(self.dataset, number, behind=behind))
+
+
+def first_items(stream: Iterable[Any], number: int, *, behind: int) -> list[Any]:
+    """Return so many items of a stream behind others, and those at its beginning where it has no more."""
+    return list(islice(stream, behind, behind + number)) or list(islice(stream, number))
 
 
 def _ask(

@@ -18,7 +18,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from dist_core.data.division import Division, LoadedStep
 from dist_core.data.order import ElasticCursor, Indices, StepPlan, StreamCursor, divide, evaluation_share
-from dist_core.data.parted_source import PartedSource
+from dist_core.data.parted_source import PartedSource, first_items
 from dist_core.data.stream_parts import PartedCursor
 from dist_core.errors import InvalidTraining
 from dist_core.generations.decision import short_checksum
@@ -67,8 +67,8 @@ class BatchSource(Protocol):
         """
         ...
 
-    def first_samples(self, number: int) -> Iterator[Any]:
-        """One batch of the first samples, for a pass that does not count."""
+    def first_samples(self, number: int, *, behind: int = 0) -> Iterator[Any]:
+        """One batch of the first samples behind so many others, for a pass that does not count."""
         ...
 
 
@@ -191,8 +191,9 @@ class IndexedSource:
             return np.arange(self.num_samples or 0)
         return _drawn(self._sampler, seed=0, number=self.cursor.passes)
 
-    def first_samples(self, number: int) -> Iterator[Any]:
-        self._planned.batches = iter([self.cursor.ahead().order()[:number].tolist()])
+    def first_samples(self, number: int, *, behind: int = 0) -> Iterator[Any]:
+        order = self.cursor.ahead().order()
+        self._planned.batches = iter([np.roll(order, -behind)[:number].tolist()])
         return iter(self._loader)
 
 
@@ -393,8 +394,8 @@ class StreamSource:
             if number % world_size == rank:
                 yield self._collate(whole)
 
-    def first_samples(self, number: int) -> Iterator[Any]:
-        yield self._collate(list(islice(iter(self.dataset), number)))
+    def first_samples(self, number: int, *, behind: int = 0) -> Iterator[Any]:
+        yield self._collate(first_items(self.dataset, number, behind=behind))
 
 
 def _as_it_is(item: Any) -> Any:

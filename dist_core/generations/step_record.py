@@ -33,6 +33,8 @@ class StepRecord(Listener):
         self._updates = self._updates_before = 0
         """Updates of the present step, by optimizers and schedules; and those it had before a replica was lost in it,
         which count."""
+        self.updates_of_last = 0
+        """Updates of the step before the present one, in this generation."""
         self.meetings = 0
         """Meetings of all replicas since the last step."""
 
@@ -58,11 +60,15 @@ class StepRecord(Listener):
         self.meetings += 1
 
     def step_counts(self) -> None:
+        self.updates_of_last = self.updates
         self._updates = self._updates_before = self.meetings = 0
 
     def step_is_left(self) -> None:
         """The loop was left at a batch that was only looked at: schedules that moved on beside it are no step's."""
         self._updates = self._updates_before = 0
+
+    def entered(self, rank: int, number: int) -> None:
+        self.updates_of_last = 0
 
     def epoch_ended(self) -> None:
         self.meetings = 0

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from dist_core.device import Device, Mark
-from dist_core.errors import BatchLeftOut
+from dist_core.errors import BatchLeftOut, PeerLost
+from dist_core.generations.decision import all_equal, short_checksum
 from dist_core.generations.group_needs import GroupNeeds, carrier_for
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.gradients.bucket_reducer import BucketReducer, StepNorms
 from dist_core.gradients.checks import refuse_weights_changed_within_step, trained_weights
 from dist_core.gradients.choice import ReductionChoice
 from dist_core.gradients.noise.measurements import Measurements
-from dist_core.torch_private import rebuild_buckets, reduce_zeros, replace_process_group
+from dist_core.torch_private import layout_of_buckets, rebuild_buckets, reduce_zeros, replace_process_group
 from dist_core.trial.replica import Replica
-
-_LAID_OUT_ANEW = "laid_out_anew"
-"""Name of a fact among the results of the choice."""
 
 
 class Summing(Protocol):
@@ -100,7 +99,8 @@ class BucketReduction:
         """Reducer that DDP asks for all-reduces."""
         self._trained = trained_weights(model.module)
         """Weights that DDP has made buckets for."""
-        self._was_laid_out_anew = False
+        self._is_fresh = True
+        """No gradient has come since the buckets were made."""
 
     @property
     def is_alone(self) -> bool:
@@ -119,7 +119,8 @@ class BucketReduction:
         """
         self._choice.refuse(group, self.needs)
         self._measurements.forget_waiting()
-        if self.group is not None:
+        is_first = self.group is None
+        if not is_first:
             self.group.close()
         self.group = BucketReducer(
             group,
@@ -132,8 +133,7 @@ class BucketReduction:
         if self._measurements.preconditioner is not None:
             self.group.norm_of = self._measurements.preconditioner.squared_norm
         replace_process_group(self._model, self.group)
-        if group.world_size > 1 and self._lies_otherwise:
-            # Joiners have never had the buckets that there were at first.
+        if group.world_size > 1 and not is_first and not self._lie_alike(group):
             self._lay_out_anew(group)
         self._choice.enter(group, self._model, self.group)
 
@@ -155,14 +155,35 @@ class BucketReduction:
 
     def _lay_out_anew(self, group: ReplicaGroup) -> None:
         self._trained = trained_weights(self._model.module) or self._trained
-        self._was_laid_out_anew = True
+        self._is_fresh = True
         self._choice.lay_out_anew(group, self._model, self.group)
 
-    @property
-    def _lies_otherwise(self) -> bool:
-        """Tell whether buckets are, or have to be, others than those that wrapping the model makes."""
-        present = trained_weights(self._model.module)
-        return bool(present) and (self._was_laid_out_anew or present != self._trained)
+    def _lie_alike(self, group: ReplicaGroup) -> bool:
+        """Tell whether the replicas' gradients lie in the same buckets; collective.
+
+        They do not where a joiner's passes on its own went another way through the model than rank 0's, or left out
+        every batch.
+        """
+        layout = self._layout()
+        checksum = 0.0 if layout is None else float(short_checksum(layout.encode()))
+        votes = torch.tensor([float(layout is not None), checksum, checksum**2], dtype=torch.float64)
+        try:
+            group.sum(votes, what="gradient buckets")
+        except PeerLost as error:
+            self._core.generation.mark_broken(str(error))
+            return True
+        known, total, squares = votes.tolist()
+        return round(known) == group.world_size and all_equal(total, squares, group.world_size)
+
+    def _layout(self) -> str | None:
+        """Which weights lie in which bucket; None where the next forward pass changes that."""
+        model, present = self._model, trained_weights(self._model.module)
+        if present and present != self._trained:
+            return None
+        stays = self._is_fresh or (model.find_unused_parameters and not model.static_graph)
+        buckets = "as they were made" if stays else layout_of_buckets(model)
+        trained = [index for index, each in enumerate(model.module.parameters()) if id(each) in self._trained]
+        return None if buckets is None else f"{trained} in {buckets}"
 
     # ------------------------------------------------------------------ the strategy
 
@@ -204,16 +225,14 @@ class BucketReduction:
         self._choice.time_step(self._device.mark, world_size=self._core.generation.group.world_size)
 
     def state_dict(self) -> dict[str, Any]:
-        laid_out_anew = {_LAID_OUT_ANEW: True} if self._lies_otherwise else {}
-        return {**self._choice.state_dict(), **laid_out_anew}
+        return self._choice.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        was_laid_out_anew = state.get(_LAID_OUT_ANEW, False)
-        self._was_laid_out_anew = self._was_laid_out_anew or was_laid_out_anew
-        self._choice.load_state_dict({name: each for name, each in state.items() if name != _LAID_OUT_ANEW})
+        self._choice.load_state_dict(state)
 
     def read_layouts_if_needed(self, *, are_rebuilt: bool) -> None:
         """A forward pass has told DDP's reducer which buckets it will fill."""
+        self._is_fresh = False
         measures = self.group.norms is not None and self._measurements.preconditioner is not None
         if (measures or self._choice.strategy.reads_layout) and not self.is_alone:
             self._choice.read_layouts(self._model, self.group, are_rebuilt=are_rebuilt)

@@ -288,6 +288,7 @@ class TrainingLoop:
 
     def _dry_steps(self, core: Replica) -> Iterator[Any]:
         """Passes of a joiner that is still alone; what they change is overwritten when it joins."""
+        number, seen = self._dry_samples(core), 0
         for _ in range(MOST_DRY_BATCHES):
             if not core.generation.dry_steps_left:
                 break
@@ -295,10 +296,13 @@ class TrainingLoop:
             for model in core.models:
                 model.passes.begin_dry()
             try:
-                yield from self._loader.source.first_samples(self._dry_samples(core))
+                yield from self._loader.source.first_samples(number, behind=seen)
             finally:
                 # A batch that was only looked at built no bucket, nor did one whose gradient is summed up for later.
-                core.generation.end_dry_pass(built=any(model.passes.took_gradients for model in core.models))
+                built = any(model.passes.took_gradients for model in core.models)
+                core.generation.end_dry_pass(built=built)
+                # One that the script leaves out, it would leave out again.
+                seen += 0 if built else number
         core.generation.set_dry_passes(0)
         for model in core.models:
             model.passes.end_dry()

@@ -70,7 +70,7 @@ from dist_core.trial.saving import Saving
 from dist_core.trial.script_habits import ScriptHabits
 from dist_core.trial.steps import SharedStep, Steps
 from dist_core.trial.transitions import Transitions
-from dist_core.trial.voters import SameCode, SameOrder, SamePlace, SameRates
+from dist_core.trial.voters import SameCode, SameOrder, SamePlace, SameRates, SameUpdates
 
 T = TypeVar("T")
 
@@ -211,6 +211,7 @@ class Replica:
             self.shared_step,
             self.same_place,
             SameOrder(self.pacing),
+            SameUpdates(self.record),
             SameRates(self.models),
             self.same_weights,
             self.sums,

@@ -45,6 +45,11 @@ class ScriptHabits(Listener):
         self._before = None if self._moves_copy else self._variables.tensors()
         self._remember()
 
+    def entered(self, rank: int, number: int) -> None:
+        # What a joiner was given is nothing that the body has changed.
+        if self._before is not None:
+            self._before = self._variables.tensors()
+
     def step_counts(self) -> None:
         if self._before is None:
             return

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dist_core.errors import InvalidTraining
 from dist_core.generations.decision import all_equal, fingerprint
 from dist_core.generations.generation import Generation
+from dist_core.generations.step_record import StepRecord
 from dist_core.generations.step_vote import StepVote, Voter
 from dist_core.state.position import Position
 from dist_core.trial.models import Models
@@ -92,6 +93,29 @@ def _others(agreed: Sequence[float]) -> str:
     in_steps, epochs, behind, behind_epochs = agreed
     steps = f"{in_steps:.0f} are in a step (of epoch {epochs / in_steps:.0f})" if in_steps else "none is in a step"
     return f"{steps}, {behind:.0f} past the loops" + (f" (of epoch {behind_epochs / behind:.0f})" if behind else "")
+
+
+class SameUpdates(Voter):
+    """Replicas have made as many updates in the step before."""
+
+    name = "updates"
+
+    def __init__(self, record: StepRecord) -> None:
+        self._record = record
+
+    def put(self) -> Sequence[float]:
+        updates = float(self._record.updates_of_last)
+        return updates, updates**2
+
+    def take(self, agreed: Sequence[float], world_size: int) -> None:
+        if not all_equal(agreed[0], agreed[1], world_size):
+            raise InvalidTraining(
+                f"this replica's optimizers and schedules made {self._record.updates_of_last} updates in the last "
+                f"step, and those of all {world_size} replicas {agreed[0]:.0f}, which is not as many on each. The "
+                "training loop skips optimizer.step() after backward() for what it finds in a batch, of which each "
+                "replica sees its own part. Skip the batch before backward(): then all replicas leave it out. Or "
+                "decide by what all replicas share, such as a sum by torch.distributed.all_reduce()"
+            )
 
 
 class SameRates(Voter):

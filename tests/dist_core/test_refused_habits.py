@@ -139,6 +139,16 @@ def with_rates_of_its_own(kit: Kit) -> None:
     one_step(kit, step)
 
 
+def with_an_update_that_one_replica_skips(kit: Kit) -> None:
+    def step(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        mse(model(x), y).backward()
+        if dist_core.rank() == 0:
+            optimizer.step()
+
+    one_step(kit, step)
+
+
 def with_a_state_that_cannot_come_back(kit: Kit) -> None:
     class Kept:
         def state_dict(self) -> dict[str, Any]:
@@ -264,6 +274,7 @@ REFUSALS: list[tuple[Habit, str, int]] = [
     (with_a_loss_that_learns, "SGD trains 2 parameters that belong to no wrapped model", 1),
     (with_a_sampler_of_its_own_mind, "the sampler draws a different order on each", 2),
     (with_rates_of_its_own, "the learning rates differ between the replicas", 2),
+    (with_an_update_that_one_replica_skips, r"skips optimizer.step\(\) after backward\(\)", 2),
     (with_a_state_that_cannot_come_back, r"user-mine\['recent'\]\[1\] holds a collections.deque", 2),
 ]
 

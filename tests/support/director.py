@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,8 +25,8 @@ LONGEST_WAIT_SECONDS = 5.0
 class Director:
     """``generations``: the members of each in turn, by index of the replica. The first forms by itself.
 
-    Of a later one with new members: when these are ready. One that lacks somebody: when a replica says that its group
-    is broken, or has asked for ``/leaving``.
+    Of a later one with new members: when these are ready, and anew where it is given up. One that lacks somebody: when
+    a replica says that its group is broken, or has asked for ``/leaving``.
     """
 
     def __init__(self, generations: Sequence[Sequence[int]]) -> None:
@@ -34,6 +34,8 @@ class Director:
         self._changed = threading.Condition()
         self._published = 0
         self._entered = 0
+        self._before: tuple[str, ...] = ()
+        """Members of the generation that was left for the published one."""
         self._lost: list[str] = []
         self._epoch: int | None = None
         self._join_epoch: int | None = None
@@ -62,17 +64,20 @@ class Director:
 
     def _concerns(self, who: str, after: int) -> bool:
         """Whether there is news for this replica: it is a member, or was one of the generation before."""
-        return self._published > after and who in self._members(self._published) + self._members(self._published - 1)
+        return self._published > after and who in self._members(self._published) + self._before
 
     def _publish_what_is_due(self) -> None:
         """Called with the lock held."""
         if self._published == self._entered and self._published < len(self._script):
-            present = set(self._members(self._published))
-            new = set(self._members(self._published + 1)) - present
+            new = set(self._members(self._published + 1)) - set(self._members(self._published))
             if new and new <= set(self._ready):
-                self._join_epoch = None if not self._published else max(self._ready[name] or 0 for name in new)
-                self._published += 1
+                self._publish(new)
         self._changed.notify_all()
+
+    def _publish(self, new: Collection[str] = ()) -> None:
+        self._join_epoch = max((self._ready[name] or 0 for name in new), default=0) if self._published and new else None
+        self._before = self._members(self._published)
+        self._published += 1
 
     def handle(self, who: str, method: str, path: str, question: dict[str, str], body: Any) -> Any:
         with self._changed:
@@ -95,14 +100,13 @@ class Director:
         seconds = min(float(question["wait"]), LONGEST_WAIT_SECONDS)
         if not self._changed.wait_for(lambda: self._concerns(who, after), seconds):
             return {"generation": None}
-        members, before = self._members(self._published), self._members(self._published - 1)
-        joins = bool(set(members) - set(before)) and self._published > 1
+        members = self._members(self._published)
         return {
             "generation": {
                 "number": self._published,
                 "members": list(members),
                 "nodes": ["here"] * len(members),
-                "join_epoch": self._join_epoch if joins else None,
+                "join_epoch": self._join_epoch,
             },
             "lost": self._lost,
         }
@@ -115,15 +119,16 @@ class Director:
             # As a scheduler tells that sees processes end; not every survivor's collective fails by itself.
             left = set(self._members(self._published + 1))
             self._lost = [name for name in self._members(self._published) if name not in left]
-            self._entered = self._published = self._published + 1
+            self._publish()
+            self._entered = self._published
 
     def _POST_leaving(self, who: str, question: dict[str, str], body: Any) -> None:  # noqa: N802
         if self._published < len(self._script):
-            self._published += 1
+            self._publish()
 
     def _POST_frozen(self, who: str, question: dict[str, str], body: Any) -> None:  # noqa: N802
         self._lost = [who]
-        self._published += 1
+        self._publish()
 
     def _POST_epoch(self, who: str, question: dict[str, str], body: Any) -> None:  # noqa: N802
         self._epoch = body["epoch"]
@@ -135,7 +140,11 @@ class Director:
         self.reports.append((body["step"], body["value"]))
 
     def _POST_abandoned(self, who: str, question: dict[str, str], body: Any) -> None:  # noqa: N802
-        pass
+        if body["generation"] == self._published > self._entered:
+            # The same ones under the next number, when those who were to join have come to a later epoch.
+            self._script.insert(self._published - 1, self._before)
+            self._entered, self._epoch = self._published, None
+            self._ready.clear()
 
     def _POST_hints(self, who: str, question: dict[str, str], body: Any) -> None:  # noqa: N802
         pass

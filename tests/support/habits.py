@@ -267,17 +267,14 @@ def _miss_the_last_round(core: Replica, missed: str) -> None:
 
 def _follow_the_script(core: Replica, place: str) -> None:
     """Wait at one step until the joiners are there, and die at another."""
-    finish_step, told = core.steps.finish, False
+    finish_step = core.steps.finish
 
     def scripted(loader: Any, global_batch: int) -> None:
-        nonlocal told
         assert core.channel is not None and core.membership is not None
         generation = core.generation
         is_alone = generation.joined and generation.group.world_size == 1 and generation.number == 1
-        if is_alone and core.position.steps >= GROW_AT:
-            if not told:
-                core.channel.request("POST", "/epoch", {"epoch": core.position.epoch})
-                told = True
+        if is_alone and core.position.steps >= GROW_AT and core.membership.pending() is None:
+            core.channel.request("POST", "/epoch", {"epoch": core.position.epoch})
             with contextlib.suppress(TimeoutError):
                 until(lambda: core.membership.pending() is not None)
         finish_step(loader, global_batch)

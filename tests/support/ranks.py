@@ -32,6 +32,8 @@ _context.set_forkserver_preload(["dist_core.replica_preload", "tests.support.ran
 
 LEAVING_SECONDS = 5.0
 """How long a rank that has answered may take to end by itself."""
+ALONE_SECONDS = 15.0
+"""How long a rank may take to answer once another has failed."""
 WORDS_SHOWN = 6000
 
 
@@ -123,18 +125,21 @@ def _become(job: _Job, rank: int, answer: Connection, words: int) -> None:
 def _run(job: _Job, jobs: Connection) -> list[_Ending]:
     ranks = [_Rank(job, rank, jobs) for rank in range(job.world_size)]
     endings: list[_Ending | None] = [None] * len(ranks)
-    deadline = time.monotonic() + job.seconds
+    deadline, why = time.monotonic() + job.seconds, f"did not answer within {job.seconds} s"
     try:
         while missing := [rank for rank, ending in enumerate(endings) if ending is None]:
             answers = [ranks[rank].answer for rank in missing]
             ready = wait(answers, max(0.0, deadline - time.monotonic()))
             for rank in missing:
                 if ranks[rank].answer in ready:
-                    endings[rank] = ranks[rank].ending()
+                    endings[rank] = ending = ranks[rank].ending()
+                    if ending.why is not None and ending.answered:
+                        # The others may wait for it, and nobody tells them.
+                        deadline = min(deadline, time.monotonic() + ALONE_SECONDS)
+                        why = f"did not answer within {ALONE_SECONDS} s of rank {rank}'s error"
                 elif not ready:
                     os.kill(ranks[rank].pid, signal.SIGKILL)
-                    late = f"did not answer within {job.seconds} s{ranks[rank].words()}"
-                    endings[rank] = _Ending(None, late)
+                    endings[rank] = _Ending(None, why + ranks[rank].words())
     finally:
         for each in ranks:
             each.end()
