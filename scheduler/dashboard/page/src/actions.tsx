@@ -1,7 +1,7 @@
 // What may be done to trials here: stop, pause, resume, run again with other parameters or with the state they have.
 
 import { useRef, useState } from "preact/hooks";
-import { Refused, part, post } from "./api";
+import { part, post, saidBy } from "./api";
 import { plural } from "./format";
 import { store } from "./store";
 import { FINAL, type Parameter, type Trial } from "./types";
@@ -12,7 +12,7 @@ async function each(trials: Trial[], act: (trial: Trial) => Promise<unknown>): P
     try {
       await act(trial);
     } catch (error) {
-      refusals.push(`${store.label(trial)}: ${error instanceof Refused ? error.message : String(error)}`);
+      refusals.push(`${store.label(trial)}: ${saidBy(error)}`);
     }
   }
   return refusals.join("\n");
@@ -107,7 +107,7 @@ function Clone({ trial, onClose }: { trial: Trial; onClose: (words: string) => v
       });
       onClose(made.number === undefined ? "queued; its sweep runs it next" : `submitted as trial ${made.number}`);
     } catch (refused) {
-      setError(refused instanceof Refused ? refused.message : String(refused));
+      setError(saidBy(refused));
       setBusy(false);
     }
   };

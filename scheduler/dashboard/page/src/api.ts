@@ -1,13 +1,7 @@
 // Requests to the scheduler that served this page; the browser's cookie says who asks.
 
-export class Refused extends Error {
-  constructor(
-    readonly status: number,
-    message: string,
-  ) {
-    super(message);
-  }
-}
+/** What went wrong, in words. */
+export const saidBy = (error: unknown): string => (error instanceof Error ? error.message : String(error));
 
 async function call<T>(method: string, path: string, body?: unknown): Promise<T> {
   let response: Response;
@@ -19,10 +13,10 @@ async function call<T>(method: string, path: string, body?: unknown): Promise<T>
       credentials: "same-origin",
     });
   } catch {
-    throw new Refused(0, "the scheduler does not answer");
+    throw new Error("the scheduler does not answer");
   }
   const text = await response.text();
-  if (!response.ok) throw new Refused(response.status, sentence(text, response.status));
+  if (!response.ok) throw new Error(sentence(text, response.status));
   return (text ? JSON.parse(text) : null) as T;
 }
 

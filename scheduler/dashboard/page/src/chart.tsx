@@ -1,6 +1,7 @@
 // A line chart over uPlot: made once, given new data when there is some, and as wide as its place.
 
-import { useEffect, useRef } from "preact/hooks";
+import { type RefObject } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import { number } from "./format";
@@ -37,6 +38,18 @@ function timeTick(at: number, step: number): string {
 
 export function ink(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+/** The width of a place, as it is now. */
+export function useWidth(home: RefObject<HTMLElement>, first: number): number {
+  const [width, setWidth] = useState(first);
+  useEffect(() => {
+    if (!home.current) return;
+    const watch = new ResizeObserver(([entry]) => entry && setWidth(Math.floor(entry.contentRect.width)));
+    watch.observe(home.current);
+    return () => watch.disconnect();
+  }, []);
+  return width;
 }
 
 export function Chart({ title, lines, data, height = 180, time = false, xLabel, log = false, marks, onPick }: Props) {

@@ -1,7 +1,7 @@
 // Getting in without a session: by the code of a link, or by a token.
 
 import { useState } from "preact/hooks";
-import { Refused, post } from "./api";
+import { post, saidBy } from "./api";
 import { store } from "./store";
 
 /** Takes the code out of the address, which must not stay there, and gets a session for it. */
@@ -13,7 +13,7 @@ export async function enterByLink(): Promise<string> {
     await post("/page/session", { code: found[1] });
     return "";
   } catch (error) {
-    return error instanceof Refused ? error.message : String(error);
+    return saidBy(error);
   }
 }
 
@@ -28,7 +28,7 @@ export function Entry({ words }: { words: string }) {
       store.connect();
       store.changed();
     } catch (error) {
-      setSaid(error instanceof Refused ? error.message : String(error));
+      setSaid(saidBy(error));
     }
   };
   return (

@@ -1,7 +1,7 @@
 // Parallel coordinates: a line a trial over an axis a parameter, so that what the good ones have in common is seen.
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { ink } from "./chart";
+import { ink, useWidth } from "./chart";
 import { number } from "./format";
 import { scoreOf } from "./parts";
 import { linkTo } from "./route";
@@ -53,15 +53,9 @@ function place(axis: Axis, found: Parameter | undefined): number | null {
 export function Parallel({ trials, direction, top }: { trials: Trial[]; direction: string; top: number }) {
   const home = useRef<HTMLDivElement>(null);
   const canvas = useRef<HTMLCanvasElement>(null);
-  const [width, setWidth] = useState(800);
+  const width = useWidth(home, 800);
   const [logs, setLogs] = useState<Record<string, boolean>>({});
   const [near, setNear] = useState<Trial | null>(null);
-  useEffect(() => {
-    if (!home.current) return;
-    const watch = new ResizeObserver(([entry]) => entry && setWidth(Math.floor(entry.contentRect.width)));
-    watch.observe(home.current);
-    return () => watch.disconnect();
-  }, []);
 
   const scored = trials.filter((trial) => scoreOf(trial) !== null && trial.parameters);
   const names = [...new Set(scored.flatMap((trial) => Object.keys(trial.parameters ?? {})))].slice(0, 14);

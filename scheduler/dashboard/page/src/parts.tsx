@@ -32,6 +32,20 @@ export function Slots({ trial }: { trial: Trial }) {
   );
 }
 
+export function Head({ names }: { names: (string | false)[] }) {
+  return (
+    <thead>
+      <tr>
+        {names.filter((name) => name !== false).map((name) => (
+          <th scope="col" key={name}>
+            {name || <span class="sr">change</span>}
+          </th>
+        ))}
+      </tr>
+    </thead>
+  );
+}
+
 export function Meter({ share, label }: { share: number | undefined; label: string }) {
   if (share === undefined) return <span class="dim">–</span>;
   return (

@@ -1,9 +1,9 @@
 // Nodes, studies with their shares, who used how much, and what other policies would have done.
 
 import { useEffect, useState } from "preact/hooks";
-import { Refused, get, part, patch, post } from "../api";
+import { get, part, patch, post, saidBy } from "../api";
 import { moment, number, percent, plural } from "../format";
-import { State, mine } from "../parts";
+import { Head, State, mine } from "../parts";
 import { store, useStore } from "../store";
 import { FINAL, type Study } from "../types";
 
@@ -33,15 +33,7 @@ function Nodes() {
       <h2 id="nodes">{plural(store.nodes.length, "node")}</h2>
       <div class="scroll">
         <table>
-          <thead>
-            <tr>
-              <th scope="col">node</th>
-              <th scope="col">kind</th>
-              <th scope="col">slots in use</th>
-              <th scope="col">reserved for</th>
-              {given && <th scope="col">given by</th>}
-            </tr>
-          </thead>
+          <Head names={["node", "kind", "slots in use", "reserved for", given && "given by"]} />
           <tbody>
             {store.nodes.map((node) => (
               <tr key={node.name}>
@@ -72,15 +64,7 @@ function Waiting() {
       {waiting.length > 0 && (
         <div class="scroll">
           <table>
-            <thead>
-              <tr>
-                {["job", "queue", "slots", "since", "expected", "why"].map((name) => (
-                  <th scope="col" key={name}>
-                    {name}
-                  </th>
-                ))}
-              </tr>
-            </thead>
+            <Head names={["job", "queue", "slots", "since", "expected", "why"]} />
             <tbody>
               {waiting.map((job) => (
                 <tr key={job.job}>
@@ -110,15 +94,7 @@ function Studies({ only }: { only: string }) {
       ) : (
         <div class="scroll">
           <table>
-            <thead>
-              <tr>
-                {["study", "user", "driver", "trials", "slots now", "weight", "priority", "most slots", "goal", "deadline", "slot hours at most", ""].map((name) => (
-                  <th scope="col" key={name}>
-                    {name || <span class="sr">change</span>}
-                  </th>
-                ))}
-              </tr>
-            </thead>
+            <Head names={["study", "user", "driver", "trials", "slots now", "weight", "priority", "most slots", "goal", "deadline", "slot hours at most", ""]} />
             <tbody>
               {studies.map((study) => (
                 <StudyRow key={study.name} study={study} />
@@ -173,18 +149,18 @@ function StudyRow({ study }: { study: Study }) {
       for (const [name, optional] of numbers) {
         const text = (changes[name] ?? "").trim();
         const found = text === "" && optional ? null : Number(text);
-        if (Number.isNaN(found)) throw new Refused(0, `${name} is ${JSON.stringify(text)}; it must be a number`);
+        if (Number.isNaN(found)) throw new Error(`${name} is ${JSON.stringify(text)}; it must be a number`);
         if (found !== study[name]) body[name] = found;
       }
       const until = changes.deadline_at ? Date.parse(changes.deadline_at) / 1000 : null;
-      if (until !== null && Number.isNaN(until)) throw new Refused(0, "the deadline must be a date and a time");
+      if (until !== null && Number.isNaN(until)) throw new Error("the deadline must be a date and a time");
       if (until !== study.deadline_at && Math.abs((until ?? 0) - (study.deadline_at ?? 0)) >= 60) body.deadline_at = until;
       if (changes.goal !== study.goal) body.goal = changes.goal;
       const answer = await patch<{ warnings: string[] }>(`/studies/${part(study.name)}`, body);
       setSaid(answer.warnings.join(" ") || "changed");
       setChanges(null);
     } catch (error) {
-      setSaid(error instanceof Refused ? error.message : String(error));
+      setSaid(saidBy(error));
     }
   };
   return (
@@ -309,14 +285,7 @@ function Usage() {
       </div>
       {error && <p class="error">{error}</p>}
       <table>
-        <thead>
-          <tr>
-            <th scope="col">{by}</th>
-            <th scope="col">slot hours</th>
-            <th scope="col">share</th>
-            {cost > 0 && <th scope="col">cost</th>}
-          </tr>
-        </thead>
+        <Head names={[by, "slot hours", "share", cost > 0 && "cost"]} />
         <tbody>
           {[...groups].sort((a, b) => (by === "day" ? a[0].localeCompare(b[0]) : b[1].hours - a[1].hours)).map(([name, sum]) => (
             <tr key={name}>
@@ -356,7 +325,7 @@ function Policies() {
     try {
       setFound(await post<WhatIf>("/page/what-if"));
     } catch (error) {
-      setSaid(error instanceof Refused ? error.message : String(error));
+      setSaid(saidBy(error));
     }
   };
   return (
@@ -374,15 +343,7 @@ function Policies() {
       {found?.ran && <p class="dim">{found.ran}</p>}
       {found?.policies && (
         <table>
-          <thead>
-            <tr>
-              <th scope="col">policy</th>
-              <th scope="col">makespan</th>
-              <th scope="col">mean completion time</th>
-              <th scope="col">rescales per trial</th>
-              <th scope="col">slot hours</th>
-            </tr>
-          </thead>
+          <Head names={["policy", "makespan", "mean completion time", "rescales per trial", "slot hours"]} />
           <tbody>
             {found.policies.map((each) => (
               <tr key={each.policy}>

@@ -1,6 +1,7 @@
 // The trials that a trial comes from, and those that come from it, as a tree over time.
 
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useRef } from "preact/hooks";
+import { useWidth } from "../chart";
 import { colorOf } from "../colors";
 import { clock, number } from "../format";
 import { ticksOf } from "../gantt";
@@ -44,13 +45,7 @@ export function familyOf(trial: Trial, trials: Map<string, Trial>): Branch[] {
 
 export function Descent({ trial }: { trial: Trial }) {
   const home = useRef<HTMLDivElement>(null);
-  const [width, setWidth] = useState(600);
-  useEffect(() => {
-    if (!home.current) return;
-    const watch = new ResizeObserver(([entry]) => entry && setWidth(Math.floor(entry.contentRect.width)));
-    watch.observe(home.current);
-    return () => watch.disconnect();
-  }, []);
+  const width = useWidth(home, 600);
   const family = familyOf(trial, store.trials);
   if (family.length < 2) return null;
   const now = store.now();

@@ -2,7 +2,7 @@
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { part, get } from "../api";
-import { ink } from "../chart";
+import { ink, useWidth } from "../chart";
 import { colorOf } from "../colors";
 import { clock, duration, number, percent, plural } from "../format";
 import { type Bar, type Row, type Span, barAt, barsOf, rowsOf, ticksOf, wholeSpan } from "../gantt";
@@ -156,7 +156,7 @@ function Picture({ study }: { study: string }) {
   const store = useStore();
   const home = useRef<HTMLDivElement>(null);
   const canvas = useRef<HTMLCanvasElement>(null);
-  const [width, setWidth] = useState(800);
+  const width = useWidth(home, 800);
   const [chosen, setChosen] = useState<Span | "present" | "all" | "latest">("present");
   const [under, setUnder] = useState<{ bar: Bar; x: number; y: number } | null>(null);
   const drag = useRef<{ x: number; span: Span } | null>(null);
@@ -173,13 +173,6 @@ function Picture({ study }: { study: string }) {
   const plot = Math.max(100, width - LABELS);
   const bars = barsOf(intervals, rows, shown, plot, now);
   const height = rows.length * (ROW + GAP) + AXIS;
-
-  useEffect(() => {
-    if (!home.current) return;
-    const watch = new ResizeObserver(([entry]) => entry && setWidth(Math.floor(entry.contentRect.width)));
-    watch.observe(home.current);
-    return () => watch.disconnect();
-  }, []);
 
   // A held slot grows with the time, also while nothing is told.
   const [, tick] = useState(0);

@@ -2,7 +2,7 @@
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { Actions } from "../actions";
-import { Refused, get, part } from "../api";
+import { get, part, saidBy } from "../api";
 import { Chart, ink } from "../chart";
 import { colorOf } from "../colors";
 import { clock, duration, moment, number, percent, plural, value } from "../format";
@@ -31,7 +31,7 @@ export function TrialView({ id }: { id: string }) {
           setError("");
           store.curves.set(id, found.reports);
         },
-        (refused: unknown) => wanted && setError(refused instanceof Refused ? refused.message : String(refused)),
+        (refused: unknown) => wanted && setError(saidBy(refused)),
       );
     void look();
     const timer = over ? 0 : setInterval(look, LOOK_SECONDS * 1000);
