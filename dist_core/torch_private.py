@@ -53,43 +53,7 @@ if RELEASE > TRIED_WITH:
     )
 
 # torch.distributed re-exports these at run time, but not to type checkers.
-__all__ = [
-    "GradBucket",
-    "HashStore",
-    "PartInfo",
-    "PrefixStore",
-    "Store",
-    "after_backward",
-    "all_gather_single",
-    "as_default_group",
-    "build_gloo_group",
-    "build_nccl_group",
-    "close_connections",
-    "close_nccl_group",
-    "compiled_graphs",
-    "connect_nccl_group",
-    "forget_scaled_step",
-    "gradient_buckets",
-    "killed_data_workers",
-    "lay_out_anew",
-    "layout_of_buckets",
-    "leave_uncompiled",
-    "loss_scale_of",
-    "memory_of",
-    "mesh_of",
-    "name_group",
-    "no_buffer_sync",
-    "reading_as",
-    "reduce_scatter_single",
-    "refuse_to_divide_with_old_torch",
-    "replace_default_group",
-    "replace_process_group",
-    "schedules_within",
-    "set_bucket_cap",
-    "sums_its_own_parameters",
-    "tensors_in",
-    "work_of",
-]
+__all__ = ["GradBucket", "HashStore", "PrefixStore", "Store"]
 
 
 def refuse_to_divide_with_old_torch() -> None:
@@ -182,6 +146,7 @@ def close_nccl_group(group: dist.ProcessGroup) -> None:
 def replace_process_group(model: DistributedDataParallel, group: dist.ProcessGroup) -> None:
     """Let a wrapped model reduce over another group from the next step on; its buckets stay as they are."""
     model._update_process_group(group)  # type: ignore[no-untyped-call]  # not annotated in torch
+    _log_layout(model)
 
 
 def no_buffer_sync() -> dict[str, Any]:
@@ -234,8 +199,20 @@ def gradient_buckets(model: DistributedDataParallel) -> list[GradBucket]:
 
 def layout_of_buckets(model: DistributedDataParallel) -> str | None:
     """Return which parameters lie in which bucket, by index; None until the order of gradients has settled it."""
+    _log_layout(model)
     known: dict[str, str] = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
     return known.get("rebuilt_per_bucket_param_indices")
+
+
+def _log_layout(model: DistributedDataParallel) -> None:
+    """Have DDP's log say how its buckets are now: it looks in some steps only, and notes changes that it sees."""
+    model._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
+    model.logger.set_runtime_stats_and_log()  # type: ignore[union-attr]  # made with the reducer
+    model._set_ddp_runtime_logging_sample_rate(_STEPS_A_LOOK)  # type: ignore[no-untyped-call]
+
+
+_STEPS_A_LOOK = 100
+"""Torch's own default."""
 
 
 def reduce_zeros(model: DistributedDataParallel) -> None:

@@ -193,7 +193,8 @@ class IndexedSource:
 
     def first_samples(self, number: int, *, behind: int = 0) -> Iterator[Any]:
         order = self.cursor.ahead().order()
-        self._planned.batches = iter([np.roll(order, -behind)[:number].tolist()])
+        places = (behind + np.arange(min(number, len(order)))) % len(order)
+        self._planned.batches = iter([order[places].tolist()])
         return iter(self._loader)
 
 

@@ -3,77 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
-import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from dist_core.device import Device, Mark
+from dist_core.device import Device
 from dist_core.errors import BatchLeftOut, PeerLost
 from dist_core.generations.decision import all_equal, short_checksum
 from dist_core.generations.group_needs import GroupNeeds, carrier_for
 from dist_core.generations.process_groups import ReplicaGroup
-from dist_core.gradients.bucket_reducer import BucketReducer, StepNorms
+from dist_core.gradients.bucket_reducer import BucketReducer
 from dist_core.gradients.checks import refuse_weights_changed_within_step, trained_weights
 from dist_core.gradients.choice import ReductionChoice
 from dist_core.gradients.noise.measurements import Measurements
 from dist_core.torch_private import layout_of_buckets, rebuild_buckets, reduce_zeros, replace_process_group
 from dist_core.trial.replica import Replica
-
-
-class Summing(Protocol):
-    """Summing of one group's gradients, as the passes and the optimizer see it."""
-
-    passive: bool
-    """A pass that other replicas take no part in."""
-    weight: float
-    """This replica's share of the step's examples."""
-    correction: float
-    """Factor by which a division by the world size becomes a multiplication by ``weight``."""
-    norms: StepNorms | None
-    exactly: bool
-    measuring: bool
-    last_bucket: Mark | None
-    reductions: int
-    """Reductions of all gradients in the present step."""
-    reduced: bool
-    """True once gradients have come to be summed in the present step."""
-
-
-class Reduction(Protocol):
-    """Over the group that trains at present."""
-
-    @property
-    def group(self) -> Summing: ...
-
-    @property
-    def is_alone(self) -> bool: ...
-
-    @property
-    def needs(self) -> GroupNeeds: ...
-
-    def use(self, group: ReplicaGroup) -> None: ...
-
-    @property
-    def proposal(self) -> int | None: ...
-
-    def tune(self, announced: int | None) -> None: ...
-
-    def note_update(self) -> None: ...
-
-    def lay_out_buckets(self) -> None: ...
-
-    def reduce_nothing(self) -> None:
-        """Take part in the others' reductions of the present step without gradients of one's own."""
-        ...
-
-    def whole_replica_agrees(self, succeeded: bool) -> bool:
-        """Tell whether the step's sums are whole on all processes of this replica, given this one's own answer."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class BucketReduction:
@@ -132,8 +76,10 @@ class BucketReduction:
         self.group.passive = group.world_size == 1
         if self._measurements.preconditioner is not None:
             self.group.norm_of = self._measurements.preconditioner.squared_norm
+        # Another group lays them out anew, after its first step.
+        layout = self._layout()
         replace_process_group(self._model, self.group)
-        if group.world_size > 1 and not is_first and not self._lie_alike(group):
+        if group.world_size > 1 and not is_first and not self._lie_alike(group, layout):
             self._lay_out_anew(group)
         self._choice.enter(group, self._model, self.group)
 
@@ -158,21 +104,19 @@ class BucketReduction:
         self._is_fresh = True
         self._choice.lay_out_anew(group, self._model, self.group)
 
-    def _lie_alike(self, group: ReplicaGroup) -> bool:
+    def _lie_alike(self, group: ReplicaGroup, layout: str | None) -> bool:
         """Tell whether the replicas' gradients lie in the same buckets; collective.
 
         They do not where a joiner's passes on its own went another way through the model than rank 0's, or left out
         every batch.
         """
-        layout = self._layout()
         checksum = 0.0 if layout is None else float(short_checksum(layout.encode()))
-        votes = torch.tensor([float(layout is not None), checksum, checksum**2], dtype=torch.float64)
         try:
-            group.sum(votes, what="gradient buckets")
+            votes = group.sum_of(float(layout is not None), checksum, checksum**2, what="gradient buckets")
         except PeerLost as error:
             self._core.generation.mark_broken(str(error))
             return True
-        known, total, squares = votes.tolist()
+        known, total, squares = votes
         return round(known) == group.world_size and all_equal(total, squares, group.world_size)
 
     def _layout(self) -> str | None:
@@ -217,6 +161,7 @@ class BucketReduction:
                 "with find_unused_parameters, static_graph, sparse gradients or power_sgd, because this replica "
                 "cannot know what the others send"
             )
+        self._is_fresh = False
         self.group.begin_backward()
         self.group.norms = None
         reduce_zeros(self._model)

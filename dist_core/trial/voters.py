@@ -102,19 +102,21 @@ class SameUpdates(Voter):
 
     def __init__(self, record: StepRecord) -> None:
         self._record = record
+        self._put = 0
 
     def put(self) -> Sequence[float]:
-        updates = float(self._record.updates_of_last)
-        return updates, updates**2
+        self._put = self._record.updates_of_last
+        return float(self._put), float(self._put) ** 2
 
     def take(self, agreed: Sequence[float], world_size: int) -> None:
         if not all_equal(agreed[0], agreed[1], world_size):
             raise InvalidTraining(
-                f"this replica's optimizers and schedules made {self._record.updates_of_last} updates in the last "
-                f"step, and those of all {world_size} replicas {agreed[0]:.0f}, which is not as many on each. The "
+                f"this replica's optimizers and schedules made {self._put} updates in the last step, "
+                f"and those of all {world_size} replicas {agreed[0]:.0f}, which is not as many on each. The "
                 "training loop skips optimizer.step() after backward() for what it finds in a batch, of which each "
-                "replica sees its own part. Skip the batch before backward(): then all replicas leave it out. Or "
-                "decide by what all replicas share, such as a sum by torch.distributed.all_reduce()"
+                "replica sees its own part, or by a count of its own, which a replica that joined later may have begun "
+                "anew. Skip the batch before backward(): then all replicas leave it out. Or decide by what all "
+                "replicas share, such as a sum by torch.distributed.all_reduce(), and hold counts in dist_core.keep()"
             )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -14,6 +15,7 @@ from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs
 from dist_core.data.order import ElasticCursor
 from dist_core.gradients.reduce import STRATEGIES, reduction_strategy
 from dist_core.gradients.reduce.power_sgd import PowerSGD
+from dist_core.torch_private import layout_of_buckets, replace_process_group
 from dist_core.trial.current import get_core, reset_core
 from tests.support.perceptrons import MODELS, SAMPLES, Perceptron, Points, train
 from tests.support.ranks import run_ranks
@@ -178,3 +180,37 @@ def test_a_loop_may_accumulate_by_itself(world_size: int, style: str) -> None:
     expected = by_plain_torch()
     for weights in run_ranks(accumulate_by_hand, world_size, style):
         torch.testing.assert_close(torch.tensor(weights), expected, rtol=1e-4, atol=1e-6)
+
+
+class EitherWay(nn.Module):
+    """Two layers, of which either comes first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other, self.turned = nn.Linear(3, 3), nn.Linear(3, 3), False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = (self.other, self.one) if self.turned else (self.one, self.other)
+        output: torch.Tensor = second(torch.tanh(first(x)))
+        return output
+
+
+def layouts_by_group() -> list[str | None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = EitherWay()
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    layouts = []
+    for group in range(4):
+        model.turned = bool(group % 2)
+        replace_process_group(wrapped, dist.new_group([0]))
+        for _ in range(12):
+            wrapped(torch.ones(2, 3)).sum().backward()
+        layouts.append(layout_of_buckets(wrapped))
+    return layouts
+
+
+def test_where_gradients_lie_is_told_as_it_is_in_each_group() -> None:
+    """Torch lays buckets out anew in each group, and its log looks in a few early steps only."""
+    [[first, turned, *again]] = run_ranks(layouts_by_group, 1)
+    assert first != turned
+    assert again == [first, turned]

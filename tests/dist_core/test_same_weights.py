@@ -85,7 +85,7 @@ def test_replicas_that_hold_different_models_are_told_by_the_parameters_name(hab
 
 
 def test_a_joiner_whose_counter_began_anew_is_noticed() -> None:
-    with pytest.raises(AssertionError, match="models are no longer equal"):
+    with pytest.raises(AssertionError, match="a count of its own, which a replica that joined later may have begun"):
         as_trial(accumulates_by_its_own_counter, GROWN)
 
 
