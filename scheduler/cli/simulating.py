@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import click
 
@@ -25,8 +25,8 @@ from trials.terms import GOALS
     help="Simulate an ASHA sweep of this many configurations instead of a workload.",
 )
 @click.option("--goal", default="completion_time", show_default=True, help=f"Goal of the sweep: {', '.join(GOALS)}.")
-@click.option("--nodes", type=click.IntRange(min=1), default=16, show_default=True)
-@click.option("--slots-per-node", type=click.IntRange(min=1), default=4, show_default=True)
+@click.option("--nodes", type=click.IntRange(min=1), help="Default: 16, or as recorded.")
+@click.option("--slots-per-node", type=click.IntRange(min=1), help="Default: 4, or as recorded.")
 @click.option(
     "--slots-per-replica",
     type=click.IntRange(min=1),
@@ -36,8 +36,9 @@ from trials.terms import GOALS
 )
 @click.option(
     "--live/--no-live",
-    default=False,
-    help="Decide at events, not at fixed intervals, and let starts take time, as a live scheduler does.",
+    default=None,
+    help="Decide at events, not at fixed intervals, and let starts take time, as a live scheduler does. Default: with "
+    "--recorded.",
 )
 @click.option(
     "--every", type=click.FloatRange(min=1.0), help="Seconds between decisions; default: 60, or none with --live."
@@ -68,58 +69,22 @@ from trials.terms import GOALS
 @click.option("--picture", type=PATH, help="File for a picture of allocations and completion times (PNG).")
 @click.option("--why", help="Print what happened to this job or configuration, and why.")
 def simulate(
-    workload: Path | None,
-    traces: Path | None,
-    recorded: Path | None,
     policy: tuple[str, ...],
     sweep: int | None,
     goal: str,
-    nodes: int,
-    slots_per_node: int,
     slots_per_replica: int,
-    live: bool,
-    every: float | None,
-    rescale_seconds: float | None,
-    information: str,
-    jobs: int,
-    seed: int,
-    json_path: Path | None,
-    picture: Path | None,
-    why: str | None,
+    **options: Any,
 ) -> None:
     """Run policies over a workload in virtual time, and compare them."""
     from scheduler.simulator.command import run, run_sweep
 
-    if sweep is not None:
-        run_sweep(
-            sweep,
-            policies=list(policy) or ["goodput", "fair_share", "asha_static"],
-            goal=goal,
-            nodes=nodes,
-            slots_per_node=slots_per_node,
-            live=live,
-            every=every,
-            rescale_seconds=rescale_seconds,
-            seed=seed,
-            picture=picture,
-            why=why,
-            slots_per_replica=slots_per_replica,
-        )
+    if sweep is None:
+        usual = ["goodput", "pollux", "tiresias"] if options["recorded"] is None else ["goodput", "fifo"]
+        run(policies=list(policy) or usual, **options)
         return
-    run(
-        workload,
-        traces,
-        recorded=recorded,
-        policies=list(policy) or ["goodput", "pollux", "tiresias"],
-        nodes=nodes,
-        slots_per_node=slots_per_node,
-        live=live,
-        every=every,
-        rescale_seconds=rescale_seconds,
-        information=information,
-        jobs=jobs,
-        seed=seed,
-        json_path=json_path,
-        picture=picture,
-        why=why,
-    )
+    options |= {"nodes": options["nodes"] or 16, "slots_per_node": options["slots_per_node"] or 4}
+    options["live"] = bool(options["live"])
+    for of_workloads in ("workload", "traces", "recorded", "information", "jobs", "json_path"):
+        del options[of_workloads]
+    policies = list(policy) or ["goodput", "fair_share", "asha_static"]
+    run_sweep(sweep, policies=policies, goal=goal, slots_per_replica=slots_per_replica, **options)

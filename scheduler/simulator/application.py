@@ -23,7 +23,6 @@ from scipy.interpolate import LinearNDInterpolator
 
 from dist_core.goodput import BatchBounds, GradientStatistics, ThroughputParams, optim_seconds
 from dist_core.goodput.throughput import gradient_seconds
-from scheduler.simulator.errors import InvalidWorkload
 
 Floats = NDArray[np.float64]
 Shape = tuple[int, ...]
@@ -208,3 +207,7 @@ class ModelledApplication:
             worth = (statistics.var + statistics.sqr) / (statistics.var / scale + statistics.sqr)
             steps += self.steps_per_epoch / worth
         return steps
+
+
+class InvalidWorkload(ValueError):
+    """A workload or trace file cannot be used as it is."""

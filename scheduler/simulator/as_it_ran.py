@@ -41,6 +41,9 @@ class RanTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsItRan:
+    nodes: int
+    slots_per_node: int
+    """Most slots of a node that were ever used."""
     slots: int
     """Slots that were ever used."""
     makespan_seconds: float
@@ -86,6 +89,8 @@ def as_it_ran(trials: Sequence[RanTrial], now: float) -> AsItRan:
     last = max((trial.record.finished_at or now for trial in trials), default=now)
     could, did = _integrals(usable, training, slots)
     return AsItRan(
+        nodes=max(1, len(by_node)),
+        slots_per_node=node_slots,
         slots=slots,
         makespan_seconds=last - first,
         rescales=changes["rescales"],
@@ -121,17 +126,17 @@ def _goodput(trial: RanTrial, node_slots: int) -> Floats:
 def _changes(trial: RanTrial, goodput: Floats) -> Mapping[str, int]:
     """Rescales of the trial that were decided, and how many of them undid the one before."""
     latest: Change | None = None
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for entry in trial.history:
         before, arrow, rest = entry.what.partition(" -> ")
         if not arrow or entry.reason.code in LOSS_CODES:
             continue
         size, wanted = int(before), int(rest.split()[0])
-        found["rescales"] += 1
+        counts["rescales"] += 1
         so_far = float(goodput[min(size, len(goodput) - 1)])
-        found["undone"] += latest is not None and latest.is_undone_by(wanted, so_far, entry.at)
+        counts["undone"] += latest is not None and latest.is_undone_by(wanted, so_far, entry.at)
         latest = Change(entry.at, size, wanted, so_far, trial.pause_seconds)
-    return found
+    return counts
 
 
 def _trains_from(replica: ReplicaRecord, history: Sequence[HistoryEntry]) -> float | None:
@@ -151,12 +156,12 @@ def _add(steps: dict[float, int], since: float, until: float, amount: int) -> No
 
 def _levels(by_trial: Mapping[str, Mapping[float, int]], first: float) -> list[tuple[float, Mapping[str, int]]]:
     now: Counter[str] = Counter()
-    found: list[tuple[float, Mapping[str, int]]] = []
+    levels: list[tuple[float, Mapping[str, int]]] = []
     for moment in sorted({moment for steps in by_trial.values() for moment in steps}):
         for name, steps in by_trial.items():
             now[name] += steps.get(moment, 0)
-        found.append((moment - first, {name: slots for name, slots in now.items() if slots}))
-    return found
+        levels.append((moment - first, {name: slots for name, slots in now.items() if slots}))
+    return levels
 
 
 def _integrals(usable: Mapping[float, int], training: Mapping[float, int], slots: int) -> tuple[float, float]:

@@ -12,10 +12,10 @@ from typing import Literal, cast, get_args
 
 from rich.console import Console
 
+from scheduler.simulator.application import InvalidWorkload
 from scheduler.simulator.as_it_ran import AsItRan
 from scheduler.simulator.cluster import SimulationSettings
-from scheduler.simulator.errors import InvalidWorkload
-from scheduler.simulator.recorded import read_recorded
+from scheduler.simulator.recorded import Recorded, read_recorded
 from scheduler.simulator.replay import RecordedWorld
 from scheduler.simulator.replicas import LIVE, LIVE_PAUSE_SECONDS
 from scheduler.simulator.rivals import compared_policy
@@ -26,6 +26,7 @@ from scheduler.simulator.training import Request
 from scheduler.simulator.workload import Submission, read_workload
 from scheduler.simulator.world import SimulationResult, World
 from scheduler.snapshot import Policy
+from trials.checks import is_number
 from trials.terms import Goal, StudyTerms
 
 RUNGS = (0.04, 0.12, 0.34)
@@ -52,9 +53,9 @@ def run(
     *,
     recorded: Path | None,
     policies: list[str],
-    nodes: int,
-    slots_per_node: int,
-    live: bool,
+    nodes: int | None,
+    slots_per_node: int | None,
+    live: bool | None,
     every: float | None,
     rescale_seconds: float | None,
     information: str,
@@ -64,28 +65,33 @@ def run(
     picture: Path | None,
     why: str | None = None,
 ) -> None:
-    """Raises InvalidWorkload and ValueError with one message for whatever cannot be used."""
+    """Raises InvalidWorkload and ValueError with one message for whatever cannot be used.
+
+    What is None is as it was recorded, and else the settings of published simulators.
+    """
     if information not in get_args(Information):
         raise ValueError(f"information is {information!r}; choose one of {', '.join(get_args(Information))}")
     console = Console()
     ran: AsItRan | None = None
     if recorded is not None and workload is not None:
         raise ValueError("a workload file and --recorded were given; leave one out")
-    settings = _settings(nodes, slots_per_node, every, rescale_seconds, live=live)
+    recording = None if recorded is None else read_recorded(recorded)
+    usual = (16, 4) if recording is None else (recording.ran.nodes, recording.ran.slots_per_node)
+    live = recording is not None if live is None else live
+    settings = _settings(nodes or usual[0], slots_per_node or usual[1], every, rescale_seconds, live=live)
     world: Callable[[Sequence[Submission], Policy, SimulationSettings], World] = World
-    if recorded is not None:
-        found = read_recorded(recorded)
-        submissions, ran = found.submissions, found.ran
-        if found.skipped:
-            console.print(f"{found.skipped} trials without measurements are left out")
+    if recording is not None:
+        submissions, ran = recording.submissions, recording.ran
+        if recording.skipped:
+            console.print(f"{recording.skipped} trials without measurements are left out")
         # As one line, which the page looks for.
-        console.print(found.ran.sentence, highlight=False, soft_wrap=True)
+        console.print(recording.ran.sentence, highlight=False, soft_wrap=True)
         if live:
-            pause = found.pause_seconds if rescale_seconds is None else rescale_seconds
-            settings = replace(settings, timing=found.timing, rescale_seconds=pause)
+            pause = recording.pause_seconds if rescale_seconds is None else rescale_seconds
+            settings = replace(settings, timing=recording.timing, rescale_seconds=pause)
 
         def world(jobs: Sequence[Submission], policy: Policy, settings: SimulationSettings) -> World:
-            return RecordedWorld(found, policy, settings)
+            return RecordedWorld(recording, policy, settings)
 
     else:
         submissions = _submissions(workload, traces, jobs, seed)
@@ -99,6 +105,9 @@ def run(
             on_done=lambda result: status.update(f"{result.policy} is done"),
         )
     console.print(table([summarize(result) for result in results]))
+    for result in results if recording is not None else ():
+        if recording is not None and result.policy == "fifo":
+            console.print(_with_fewest_slots(recording, result), highlight=False, soft_wrap=True)
     _tell(console, why, results)
     if json_path is not None:
         json_path.write_text(json.dumps(to_json(results)))
@@ -163,6 +172,20 @@ def _settings(
         rescale_seconds=usual[1] if rescale_seconds is None else rescale_seconds,
         timing=LIVE if live else None,
     )
+
+
+def _with_fewest_slots(found: Recorded, simulated: SimulationResult) -> str:
+    """Say what the recorded trials would have taken with the fewest slots each, first come, first served."""
+    ended = {job.name: job.finished_at for job in simulated.jobs}
+    words = f"with the fewest slots for each trial: {simulated.makespan_seconds:.0f} s"
+    valued = [trial for trial in found.trials if trial.finished_at is not None and is_number(trial.outcome.value)]
+    if len(found.studies) != 1 or not valued:
+        return words
+    [study] = found.studies.values()
+    sign = -1.0 if study.direction == "minimize" else 1.0
+    best = max(valued, key=lambda trial: sign * trial.outcome.value)
+    name = best.submission.name
+    return f"{words}; {name}, the best, ends after {ended[name]:.0f} s, and ended after {best.finished_at:.0f} s"
 
 
 def _tell(console: Console, job: str | None, results: Sequence[SimulationResult | SweepResult]) -> None:

@@ -66,7 +66,7 @@ def _best_goodput(application: Application, shape: Shape, epoch: int) -> float:
     else:
         least = max(bounds.init_batch, bounds.min_atomic * replicas)
         batches = np.geomspace(least, max(least, bounds.max_batch), BATCHES_SAMPLED).tolist()
-    found = []
+    speeds = []
     for batch in batches:
         local = batch / replicas
         accumulation = max(0, int(np.ceil(local / bounds.largest_atomic - 1e-8)) - 1)
@@ -74,5 +74,5 @@ def _best_goodput(application: Application, shape: Shape, epoch: int) -> float:
         statistics = application.statistics(batch, epoch)
         scale = batch / bounds.init_batch
         worth = (statistics.var + statistics.sqr) / (statistics.var / scale + statistics.sqr)
-        found.append(worth / (step + accumulation * (step - sync)))
-    return max(found)
+        speeds.append(worth / (step + accumulation * (step - sync)))
+    return max(speeds)

@@ -16,9 +16,8 @@ from pathlib import Path
 
 from dist_core.goodput import Hints
 from scheduler.knowledge.profile import noise_bin, pool
-from scheduler.simulator.application import ModelledApplication
+from scheduler.simulator.application import InvalidWorkload, ModelledApplication
 from scheduler.simulator.as_it_ran import AsItRan, RanTrial, as_it_ran, entered
-from scheduler.simulator.errors import InvalidWorkload
 from scheduler.simulator.replicas import Timing
 from scheduler.simulator.workload import Submission
 from scheduler.state_folder import DATABASE
@@ -91,12 +90,12 @@ def read_recorded(state_dir: Path) -> Recorded:
         raise InvalidWorkload(f"{state_dir} holds no {DATABASE}; name the state folder of a scheduler that has run")
     store = SqlBacking(f"sqlite:///{path}")
     try:
-        found = _read(store)
+        recording = _read(store)
     finally:
         store.close()
-    if found is None:
+    if recording is None:
         raise InvalidWorkload(f"no trial of {path} has measured anything; there is nothing to simulate")
-    return found
+    return recording
 
 
 def _read(store: SqlBacking) -> Recorded | None:
@@ -118,8 +117,8 @@ def _read(store: SqlBacking) -> Recorded | None:
     first = min(trial.submitted_at for record in studies.values() for trial, _ in record.trials)
     # What came while the scheduler's machine imported what all replicas need could not have begun before.
     opened = min((replica.launched_at for replica in replicas), default=first)
-    found = [trial for name, record in studies.items() for trial in _trials(name, record, first, opened)]
-    found.sort(key=lambda trial: (trial.submission.at, trial.submission.name))
+    recorded_trials = [trial for name, record in studies.items() for trial in _trials(name, record, first, opened)]
+    recorded_trials.sort(key=lambda trial: (trial.submission.at, trial.submission.name))
     pauses = [
         hints.rescale_pause_seconds
         for record in studies.values()
@@ -127,12 +126,12 @@ def _read(store: SqlBacking) -> Recorded | None:
         if hints.rescale_pause_seconds is not None
     ]
     pause = statistics.median(pauses) if pauses else 0.0
-    ran = _ran(store, trials, replicas, found, pause)
+    ran = _ran(store, trials, replicas, recorded_trials, pause)
     return Recorded(
-        trials=tuple(found),
+        trials=tuple(recorded_trials),
         studies={study.name: study for study in store.studies() if study.name in studies},
-        skipped=len(trials) - len(found),
-        timing=_timing(trials, replicas, found, ran),
+        skipped=len(trials) - len(recorded_trials),
+        timing=_timing(trials, replicas, recorded_trials, ran),
         pause_seconds=pause,
         ran=as_it_ran(ran, _last_seen(trials, replicas)),
     )
@@ -201,7 +200,7 @@ def _trials(study: str, record: _StudyRecord, first: float, opened: float) -> li
     profile, factors = made
     noise = record.noise()
     ends = sorted(trial.finished_at for trial, _ in record.trials if trial.finished_at is not None)
-    found = []
+    recorded_trials = []
     for trial, hints in record.trials:
         assert hints.bounds is not None
         reports = sorted(record.reports.get(trial.trial_id, ()), key=lambda report: report.progress)
@@ -220,7 +219,7 @@ def _trials(study: str, record: _StudyRecord, first: float, opened: float) -> li
             first_noise=noise[0],
             last_noise=noise[0] * (noise[1] / noise[0]) ** part,
         )
-        found.append(
+        recorded_trials.append(
             RecordedTrial(
                 trial_id=trial.trial_id,
                 application=application,
@@ -243,7 +242,7 @@ def _trials(study: str, record: _StudyRecord, first: float, opened: float) -> li
                 finished_at=None if trial.finished_at is None else trial.finished_at - first,
             )
         )
-    return found
+    return recorded_trials
 
 
 def _epochs_in(progress: float, hints: Hints) -> int:
@@ -264,4 +263,4 @@ def _outcome(trial: TrialRecord) -> Outcome:
         return trial.outcome
     if trial.state is TrialState.PRUNED:
         return Outcome(kind="pruned")
-    return Outcome(kind="value", value=0.0)
+    return Outcome(kind="value")

@@ -11,7 +11,7 @@ from dist_core.goodput import Hints
 from scheduler.simulator.training import SimulatedTraining
 from trials.launch import InMemoryLauncher
 from trials.record import ReplicaRecord, ReplicaState, TrialRecord
-from trials.store import InMemoryTrialStore
+from trials.store import TrialStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ LIVE_PAUSE_SECONDS = 0.05
 class SimulatedReplicas:
     def __init__(
         self,
-        store: InMemoryTrialStore,
+        store: TrialStore,
         launcher: InMemoryLauncher,
         trainings: Mapping[str, SimulatedTraining],
         timing: Timing,
@@ -95,13 +95,13 @@ class SimulatedReplicas:
         self._on_news()
 
     def _enters_at(self, trial: TrialRecord, training: SimulatedTraining, now: float) -> float:
-        known = self._enters.get(trial.trial_id)
-        if known is None or known[0] != trial.published:
+        entering = self._enters.get(trial.trial_id)
+        if entering is None or entering[0] != trial.published:
             wait = training.seconds_to_next_step if self._waits_for_step else 0.0
             if set(trial.published_members) - set(trial.members):
                 wait = max(wait, self._timing.enter)
-            known = self._enters[trial.trial_id] = trial.published, now + wait
-        return known[1]
+            entering = self._enters[trial.trial_id] = trial.published, now + wait
+        return entering[1]
 
     def _enter(self, trial: TrialRecord, replicas: list[ReplicaRecord], now: float) -> None:
         if trial.published_members:

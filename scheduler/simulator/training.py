@@ -47,12 +47,12 @@ def shares_on(placement: Mapping[str, int], size: int) -> Shape:
     """Shares of a batch that so many slots each compute, by node; one that is larger than a node counts at its end."""
     if size == 1:
         return tuple(placement.values())
-    found, over = [], 0
+    shape, over = [], 0
     for count in placement.values():
         whole, over = divmod(count + over, size)
         if whole:
-            found.append(whole)
-    return tuple(found)
+            shape.append(whole)
+    return tuple(shape)
 
 
 class SimulatedTraining:

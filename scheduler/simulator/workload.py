@@ -11,8 +11,7 @@ from typing import TextIO
 
 from dist_core.goodput.layout_terms import LayoutTerms
 from dist_core.layout import Layout
-from scheduler.simulator.application import Application, measured_application
-from scheduler.simulator.errors import InvalidWorkload
+from scheduler.simulator.application import Application, InvalidWorkload, measured_application
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

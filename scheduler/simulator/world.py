@@ -18,8 +18,8 @@ from pathlib import Path
 from scheduler.loop.control_loop import ControlLoop
 from scheduler.loop.loop_thread import TICK_SECONDS
 from scheduler.loop.settings import LoopSettings
+from scheduler.simulator.application import InvalidWorkload
 from scheduler.simulator.cluster import SimulatedCluster, SimulationSettings
-from scheduler.simulator.errors import InvalidWorkload
 from scheduler.simulator.fairness import MOST_REPLICAS, AliveJobs, isolated_seconds
 from scheduler.simulator.oracle import WithOracle
 from scheduler.simulator.replicas import SimulatedReplicas, Timing
@@ -29,7 +29,7 @@ from scheduler.snapshot import Policy
 from trials.launch import InMemoryLauncher
 from trials.record import TRIAL_ID, Outcome, Study
 from trials.spec import TrialSpec
-from trials.store import InMemoryTrialStore
+from trials.store import TrialStore
 
 MOST_TICKS = 60
 """More ticks than any sequence of launches, moves and pauses takes when replicas obey at once."""
@@ -83,7 +83,7 @@ class World:
         self._waiting = sorted(submissions, key=lambda submission: submission.at)
         self._policy = WithOracle(policy, lambda trial_id: self.trainings[trial_id]) if settings.oracle else policy
         self._settings = settings
-        self.store = InMemoryTrialStore()
+        self.store = TrialStore()
         self.cluster = SimulatedCluster(settings)
         self.launcher = InMemoryLauncher(self.cluster.nodes())
         self.trainings: dict[str, SimulatedTraining] = {}

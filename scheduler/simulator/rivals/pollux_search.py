@@ -31,10 +31,6 @@ MUTATED_ROWS = 2.0
 class PolluxSearchPolicy:
     name: Final = "pollux_search"
 
-    def __init__(self, population: int = POPULATION, generations: int = GENERATIONS) -> None:
-        self._population = population
-        self._generations = generations
-
     def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
         eligible, nodes = snapshot.eligible, snapshot.nodes
         placed: dict[str, dict[str, int]] = {}
@@ -47,16 +43,16 @@ class PolluxSearchPolicy:
     def _search(self, snapshot: Snapshot, views: list[TrialView]) -> Integers:
         chance = np.random.default_rng(SEED)
         problem = _Problem(snapshot, views)
-        shape = (self._population, len(views), len(snapshot.nodes))
+        shape = (POPULATION, len(views), len(snapshot.nodes))
         present = np.broadcast_to(problem.present_if_possible(), shape)
         population = problem.repaired(_mutated(present, problem.room, chance), chance)
         population[0] = present[0]
         fitness = problem.fitness(population)
-        for _ in range(self._generations):
+        for _ in range(GENERATIONS):
             children = problem.repaired(_varied(population, fitness, problem.room, chance), chance)
             everybody = np.concatenate([population, children])
             everyone = np.concatenate([fitness, problem.fitness(children)])
-            fittest = np.argsort(-everyone, kind="stable")[: self._population]
+            fittest = np.argsort(-everyone, kind="stable")[:POPULATION]
             population, fitness = everybody[fittest], everyone[fittest]
         return np.asarray(population[0])
 

@@ -46,15 +46,15 @@ def assign_by_programme(
 ) -> Mapping[str, int]:
     """The group of nodes that the programme over all of them puts each trial into; where it is, for one left out."""
     options = _Options(snapshot, views, groups)
-    found: dict[str, int] = {}
+    assigned: dict[str, int] = {}
     for row, view in enumerate(views):
         allowed = [index for index, group in enumerate(groups) if may_use(view, group)]
         chosen = int(options.chosen[row])
         if chosen >= 0:
-            found[view.trial_id] = int(options.group[chosen])
+            assigned[view.trial_id] = int(options.group[chosen])
         elif allowed:
-            found[view.trial_id] = max(allowed, key=lambda index: groups[index].held_by(view))
-    return found
+            assigned[view.trial_id] = max(allowed, key=lambda index: groups[index].held_by(view))
+    return assigned
 
 
 class _Options:

@@ -18,12 +18,9 @@ QUEUE_SLOT_SECONDS = 16 * 3600.0
 class TiresiasPolicy:
     name: Final = "tiresias"
 
-    def __init__(self, threshold_slot_seconds: float = QUEUE_SLOT_SECONDS) -> None:
-        self._threshold = threshold_slot_seconds
-
     def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
         eligible = snapshot.eligible
-        order = sorted(eligible, key=lambda view: view.attained_slot_seconds >= self._threshold)
+        order = sorted(eligible, key=lambda view: view.attained_slot_seconds >= QUEUE_SLOT_SECONDS)
         left = snapshot.total_slots
         served = set()
         for view in order:
