@@ -111,12 +111,12 @@ class Elapsed:
 def device_of(where: torch.Tensor | torch.device) -> Device:
     """The device that holds a tensor. Raises ValueError for a kind that nobody has described here."""
     place = where.device if isinstance(where, torch.Tensor) else where
-    known = _devices.get(place)
-    if known is None:
+    device = _devices.get(place)
+    if device is None:
         if place.type != "cuda":
             raise ValueError(f"tensors are on {place}; elastune trains on cpu and cuda devices")
-        known = _devices[place] = Gpu(place)
-    return known
+        device = _devices[place] = Gpu(place)
+    return device
 
 
 # ---------------------------------------------------------------------------------------------------------------- CPU

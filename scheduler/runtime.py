@@ -11,13 +11,13 @@ LIBRARIES = ("torch", "numpy", "optuna")
 
 def runtime() -> dict[str, str]:
     """Versions by name; importing none of what they are of."""
-    found = {"python": f"{sys.version_info.major}.{sys.version_info.minor}", "prefix": sys.prefix}
+    versions = {"python": f"{sys.version_info.major}.{sys.version_info.minor}", "prefix": sys.prefix}
     for library in LIBRARIES:
         try:
-            found[library] = version(library)
+            versions[library] = version(library)
         except PackageNotFoundError:
-            found[library] = "none"
-    return found
+            versions[library] = "none"
+    return versions
 
 
 def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:

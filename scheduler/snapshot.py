@@ -233,15 +233,15 @@ class Snapshot:
         What they hold on nodes that are gone is left out.
         """
         nodes = {node.name for node in self.nodes}
-        found = []
+        views = []
         for view in self.trials:
             if view.held is not None:
                 continue
             if not nodes.issuperset(view.placement):
                 left = {node: count for node, count in view.placement.items() if node in nodes}
                 view = replace(view, placement=left)
-            found.append(view)
-        return sorted(found, key=lambda view: (view.submitted_at, view.trial_id))
+            views.append(view)
+        return sorted(views, key=lambda view: (view.submitted_at, view.trial_id))
 
     @property
     def largest_node(self) -> int:

@@ -9,44 +9,42 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 from trials.checks import LONGEST_NAME, are_texts, is_integer
 from trials.errors import InvalidTrialSpec
 
 
-class Kind(Protocol):
-    """Kind of a field's value."""
+class Kind:
+    """Kind of a field's value; JSON has most as they are."""
 
     def demand(self, value: Any) -> str | None:
         """Return what the value must be, in words that begin with a verb; None if it is that."""
-        ...
+        raise NotImplementedError
 
     def plain(self, value: Any) -> Any:
         """As JSON has it."""
-        ...
+        return value
 
     def parsed(self, value: Any) -> Any:
         """Convert from JSON; ``demand`` finds what is wrong with the value."""
-        ...
+        return value
 
     def schema(self) -> dict[str, Any]:
         """As OpenAPI describes it."""
-        ...
+        raise NotImplementedError
 
 
-class _Same:
-    """JSON has it as it is."""
-
+class _Tuple(Kind):
     def plain(self, value: Any) -> Any:
-        return value
+        return list(value)
 
     def parsed(self, value: Any) -> Any:
-        return value
+        return tuple(value) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, slots=True)
-class Integer(_Same):
+class Integer(Kind):
     least: int
     most: int
 
@@ -59,7 +57,7 @@ class Integer(_Same):
 
 
 @dataclass(frozen=True, slots=True)
-class Flag(_Same):
+class Flag(Kind):
     def demand(self, value: Any) -> str | None:
         return None if isinstance(value, bool) else "be true or false"
 
@@ -68,7 +66,7 @@ class Flag(_Same):
 
 
 @dataclass(frozen=True, slots=True)
-class Name(_Same):
+class Name(Kind):
     def demand(self, value: Any) -> str | None:
         fits = isinstance(value, str) and 1 <= len(value) <= LONGEST_NAME
         return None if fits else f"be a string of 1 to {LONGEST_NAME} characters"
@@ -78,7 +76,7 @@ class Name(_Same):
 
 
 @dataclass(frozen=True, slots=True)
-class Text(_Same):
+class Text(Kind):
     """``words``: what one that does not match the ``pattern`` must do, or be."""
 
     words: str = "be a string"
@@ -93,22 +91,16 @@ class Text(_Same):
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
+class Texts(_Tuple):
     def demand(self, value: Any) -> str | None:
         return None if are_texts(value) else "be a list of strings"
-
-    def plain(self, value: Any) -> Any:
-        return list(value)
-
-    def parsed(self, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
 
     def schema(self) -> dict[str, Any]:
         return {"type": "array", "items": {"type": "string"}}
 
 
 @dataclass(frozen=True, slots=True)
-class Integers:
+class Integers(_Tuple):
     """Integers, ascending."""
 
     least: int
@@ -122,18 +114,12 @@ class Integers:
         )
         return None if fits else f"be whole numbers from {self.least} to {self.most}, each larger than the one before"
 
-    def plain(self, value: Any) -> Any:
-        return list(value)
-
-    def parsed(self, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
-
     def schema(self) -> dict[str, Any]:
         return {"type": "array", "items": {"type": "integer", "minimum": self.least, "maximum": self.most}}
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
+class Values(Kind):
     """Names and any JSON."""
 
     def demand(self, value: Any) -> str | None:
@@ -141,9 +127,6 @@ class Values:
 
     def plain(self, value: Any) -> Any:
         return dict(value)
-
-    def parsed(self, value: Any) -> Any:
-        return value
 
     def schema(self) -> dict[str, Any]:
         return {"type": "object", "x-kubernetes-preserve-unknown-fields": True}

@@ -40,19 +40,6 @@ def last_words(log: Path) -> str:
     return spoken[-1][:LONGEST_WORDS] if spoken else ""
 
 
-def tail(log: Path, most_bytes: int) -> str:
-    """The end of a log, from a line's start where it is cut; empty when there is none."""
-    try:
-        with open_own(log) as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - most_bytes))
-            if size > most_bytes:
-                file.readline()
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
-
-
 def following(log: Path, after: int, most_bytes: int) -> tuple[str, int]:
     """Return what was printed from the byte ``after`` on, and where that ends; for a negative one the end of the log.
 

@@ -120,6 +120,20 @@ class TrialRecord:
 
 FACTS = ("entered", "abandoned", "outcome", "cancel_requested", "hold", "parameters")
 """Fields of a trial that replicas and drivers write, each by a call of the store's own; the control loop reads them."""
+AS_THEY_ARE = (
+    "finished_at",
+    "generation",
+    "published",
+    "published_at",
+    "join_epoch",
+    "entered",
+    "abandoned",
+    "rescaled_at",
+    "layout",
+    "losses",
+    "hold",
+)
+"""Fields of a trial that whoever keeps one writes as they are: texts and numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -161,15 +161,15 @@ class TrialSpec:
 def sizes_from(slots_per_replica: Any) -> tuple[int, ...]:
     """Return the replica sizes that people ask for, ascending. Raises InvalidTrialSpec."""
     several = isinstance(slots_per_replica, list | tuple)
-    given = list(slots_per_replica) if several else [slots_per_replica]
-    if not 1 <= len(given) <= MOST_SIZES or not all(
-        is_integer(each) and 1 <= each <= MOST_SLOTS_PER_REPLICA for each in given
+    sizes = list(slots_per_replica) if several else [slots_per_replica]
+    if not 1 <= len(sizes) <= MOST_SIZES or not all(
+        is_integer(each) and 1 <= each <= MOST_SLOTS_PER_REPLICA for each in sizes
     ):
         raise InvalidTrialSpec(
             f"slots_per_replica is {slots_per_replica!r:.80}; it must be a whole number from 1 to "
             f"{MOST_SLOTS_PER_REPLICA}, or a list of at most {MOST_SIZES} such numbers"
         )
-    return tuple(sorted(set(given)))
+    return tuple(sorted(set(sizes)))
 
 
 def check_replica_bounds(min_replicas: int, max_replicas: int, slots_per_replica: int = 1) -> None:

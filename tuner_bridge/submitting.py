@@ -12,8 +12,7 @@ import click
 
 from scheduler.cli.connecting import client_of, scheduler_name, state_dir
 from trials.plain_words import printable
-from tuner_bridge.driving.sent_environ import sent_environ
-from tuner_bridge.driving.this_user import this_user
+from tuner_bridge.driving.sent_environ import sent_environ, this_user
 from tuner_bridge.errors import InvalidSweep
 
 ENTRYPOINT = "tuner_bridge.in_replica.commands:run"
@@ -88,8 +87,7 @@ def _placed(client: Any, spec: dict[str, Any]) -> dict[str, Any]:
     if not elsewhere:
         return spec
     from trials.spec import TrialSpec
-    from tuner_bridge.driving.code_on_cluster import CodeOnCluster
-    from tuner_bridge.driving.sent_code import SentCode
+    from tuner_bridge.driving.sent_code import CodeOnCluster, SentCode
 
     placed = SentCode(CodeOnCluster.from_environ()).place(TrialSpec.from_json({**spec, "number": 0}), client.connection)
     document = placed.to_json()
@@ -118,13 +116,13 @@ def _bounds(replicas: str) -> tuple[int, int]:
 
 
 def _variables(asked: Sequence[str]) -> dict[str, str]:
-    found = {}
+    variables = {}
     for each in asked:
         name, equals, value = each.partition("=")
         if not equals and name not in os.environ:
             raise InvalidSweep(f"--env names {name!r}, which is not set here; give its value: --env {name}=...")
-        found[name] = value if equals else os.environ[name]
-    return found
+        variables[name] = value if equals else os.environ[name]
+    return variables
 
 
 def _is_python(word: str) -> bool:

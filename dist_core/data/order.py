@@ -32,10 +32,6 @@ class StepPlan:
     num_parts: int
     """Replicas that have a share of it."""
 
-    @property
-    def local_batch(self) -> int:
-        return sum(len(indices) for indices in self.micro_batches)
-
 
 def split_evenly(count: int, parts: int) -> list[int]:
     """``parts`` sizes that differ by at most one and sum to ``count``, larger ones first."""
@@ -53,16 +49,16 @@ def divide(taken: Indices, *, rank: int, world_size: int, accumulation: int, lea
     parts = max(1, min(world_size, len(taken) // least))
     sizes = split_evenly(len(taken), parts) + [0] * (world_size - parts)
     start = sum(sizes[:rank])
-    mine = taken[start : start + sizes[rank]]
+    share = taken[start : start + sizes[rank]]
     # As many passes on all replicas: those of one model in parts compute in turns.
     passes = min(accumulation + 1, max(1, min(size for size in sizes if size > 0) // least))
-    if len(mine) == 0:
+    if len(share) == 0:
         return StepPlan(micro_batches=(taken[:least],) * passes, global_batch=len(taken), weight=0.0, num_parts=parts)
-    micro = np.split(mine, np.cumsum(split_evenly(len(mine), passes))[:-1])
+    micro = np.split(share, np.cumsum(split_evenly(len(share), passes))[:-1])
     return StepPlan(
         micro_batches=tuple(micro),
         global_batch=len(taken),
-        weight=len(mine) / len(taken),
+        weight=len(share) / len(taken),
         num_parts=parts,
     )
 

@@ -257,12 +257,12 @@ class PartedSource:
         )
         step = division.first_step
         for turn in count():
-            mine, ends = self._take(chunks, _sizes(division, turn))
+            chunks_taken, ends = self._take(chunks, _sizes(division, turn))
             parts = cursor.num_parts
             counts, most = [0] * parts, max(1, division.accumulation) + 1
-            for chunk in mine:
+            for chunk in chunks_taken:
                 counts[chunk.part] += chunk.samples
-            passes_taken = [float(len(mine) == number + 1) for number in range(most)]
+            passes_taken = [float(len(chunks_taken) == number + 1) for number in range(most)]
             agreed = division.agree([*counts, *(float(part in ends) for part in range(parts)), *passes_taken])
             if agreed is None:
                 return
@@ -271,7 +271,7 @@ class PartedSource:
             if any(self._taken):
                 # The body of the loop runs as often on all replicas.
                 number = max(index + 1 for index, replicas in enumerate(agreed[2 * parts :]) if round(replicas))
-                yield self._loaded(mine, division, step, number)
+                yield self._loaded(chunks_taken, division, step, number)
                 step += 1
             else:
                 division.note_round()
@@ -281,16 +281,16 @@ class PartedSource:
 
     def _take(self, chunks: Iterator[_Chunk], sizes: Sequence[int]) -> tuple[list[_Chunk], set[int]]:
         """This replica's chunks for a step, and the parts that were found to end."""
-        mine: list[_Chunk] = []
+        taken: list[_Chunk] = []
         ends: set[int] = set()
         for chunk in chunks if sizes else ():
             if chunk.ended:
                 ends.add(chunk.part)
             if chunk.samples:
-                mine.append(chunk)
-            if len(mine) == len(sizes):
+                taken.append(chunk)
+            if len(taken) == len(sizes):
                 break
-        return mine, ends
+        return taken, ends
 
     def _loaded(self, mine: list[_Chunk], division: Division, step: int, number: int) -> LoadedStep:
         total, local = sum(self._taken), sum(chunk.samples for chunk in mine)
@@ -366,16 +366,16 @@ def _ask(
     for part in positions:
         turns[part // stride % workers].append(part)
     for number in count():
-        mine = turns[number % workers]
-        while mine and mine[0] in ended:
-            mine.popleft()
-        if not mine:
+        parts = turns[number % workers]
+        while parts and parts[0] in ended:
+            parts.popleft()
+        if not parts:
             if not any(part not in ended for turn in turns for part in turn):
                 return
             yield _Request(reading, _NO_PART, 0, 0, 0)
             continue
-        part, size = mine[0], next(sizes)
-        mine.rotate(-1)
+        part, size = parts[0], next(sizes)
+        parts.rotate(-1)
         yield _Request(reading, part, positions[part], size, positions[part] if kept is None else kept[part])
         positions[part] += size
 

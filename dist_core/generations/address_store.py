@@ -66,6 +66,3 @@ class AddressStore(Store):
 
     def check(self, keys: list[str]) -> bool:
         return all(key in self._known for key in keys)
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        self._timeout = timeout

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from dist_core.errors import PeerLost
 from dist_core.generations.group_needs import GroupNeeds
 from dist_core.generations.membership import Prepared
@@ -45,9 +43,6 @@ class Generation:
     def is_outside(self) -> bool:
         """Tell whether this replica comes to a trial that trains, and has not been let in."""
         return self.joining and not self.joined
-
-    def is_new(self, replica_id: str) -> bool:
-        return replica_id not in self.members
 
     # ------------------------------------------------------------------ what changes it
 
@@ -118,10 +113,9 @@ class Generation:
 
     def succeeded_everywhere(self, succeeded: bool) -> bool:
         """Collective: whether something succeeded on every replica."""
-        votes = torch.tensor([float(succeeded)], dtype=torch.float64)
         try:
-            self.group.sum(votes, what="votes")
+            [votes] = self.group.sum_of(float(succeeded), what="votes")
         except PeerLost as error:
             self.mark_broken(str(error))
             return False
-        return round(float(votes)) == self.group.world_size
+        return round(votes) == self.group.world_size

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-import torch
-
 from dist_core.errors import EXIT_PEER_LOST, EXIT_PREEMPTED, PeerLost, ReplicaExit
 from dist_core.generations.generation import Generation
 from dist_core.generations.losses import Losses
@@ -167,6 +165,4 @@ class Heal:
 
 def _say_who_heals(group: ReplicaGroup, *, heals: bool) -> bool:
     """Collective, the first one of a generation without joiners: whether any of its replicas heals."""
-    healing = torch.tensor([float(heals)], dtype=torch.float64)
-    group.sum(healing, what="votes")
-    return bool(healing)
+    return any(group.sum_of(float(heals), what="votes"))

@@ -60,15 +60,15 @@ def let_go(groups: Iterable[dist.ProcessGroup]) -> None:
 
 def _end_what_is_left() -> None:
     # In this thread's own variables: the interpreter's end waits for none of these groups then.
-    known: dict[int, dist.ProcessGroup] = {}
+    groups: dict[int, dist.ProcessGroup] = {}
     while True:
         try:
-            arrived = _left.get(timeout=LINGER_SECONDS if known else None)
+            arrived = _left.get(timeout=LINGER_SECONDS if groups else None)
         except queue.Empty:
-            for key in [key for key in known if sys.getrefcount(known[key]) == _HERE_ALONE]:
-                del known[key]
+            for key in [key for key in groups if sys.getrefcount(groups[key]) == _HERE_ALONE]:
+                del groups[key]
         else:
-            known |= {id(group): group for group in arrived}
+            groups |= {id(group): group for group in arrived}
             del arrived
 
 
@@ -287,6 +287,13 @@ class ReplicaGroup:
             work = self.sum_later(vector)
             if work is not None:
                 self.fuse.wait(work)
+
+    def sum_of(self, *numbers: float, what: str) -> list[float]:
+        """Return the sums of a few numbers over the replicas. Raises PeerLost, which says ``what`` it held."""
+        vector = torch.tensor(numbers, dtype=torch.float64)
+        self.sum(vector, what=what)
+        sums: list[float] = vector.tolist()
+        return sums
 
     def broadcast_tensors(self, tensors: list[torch.Tensor], *, source: int = 0) -> None:
         """Send ``source``'s tensors into everybody's, all in flight at once. Raises PeerLost."""

@@ -139,16 +139,16 @@ class RunningSums(Voter, Listener):
         slots = [0.0] * NUM_SUM_SLOTS
         if not self._accumulators:
             return slots
-        known: list[tuple[str, Summed, str]] = []
+        entries: list[tuple[str, Summed, str]] = []
         for name, accumulator in sorted(self._accumulators.items()):
             keys = accumulator.summed_keys
-            known += [(name, accumulator, key) for key in keys]
+            entries += [(name, accumulator, key) for key in keys]
             slots[_LEFT_OUT] += accumulator.count_new_keys()
-        slots[_LEFT_OUT] += max(0, len(known) - _MOST_KEYS)
-        known = known[:_MOST_KEYS]
-        checksum = float(short_checksum(repr([(name, key) for name, _, key in known]).encode()))
+        slots[_LEFT_OUT] += max(0, len(entries) - _MOST_KEYS)
+        entries = entries[:_MOST_KEYS]
+        checksum = float(short_checksum(repr([(name, key) for name, _, key in entries]).encode()))
         slots[_KEYS_SUM], slots[_KEYS_SQUARES] = checksum, checksum**2
-        self._sent = [(accumulator, key) for _, accumulator, key in known]
+        self._sent = [(accumulator, key) for _, accumulator, key in entries]
         for slot, (accumulator, key) in enumerate(self._sent, _FIRST):
             slots[slot] = accumulator.send(key)
         return slots

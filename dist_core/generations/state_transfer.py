@@ -101,14 +101,18 @@ def share_state(
     present = tensors
     if group.rank != 0:
         by_path = {path: tensors[slot] for path, slot in tensor_slots(skeleton)}
-        mine = [by_path.get(path) for path, _ in sorted(tensor_slots(content["skeleton"]), key=lambda pair: pair[1])]
+        own_tensors = [
+            by_path.get(path) for path, _ in sorted(tensor_slots(content["skeleton"]), key=lambda pair: pair[1])
+        ]
         survives = group.rank not in joiners
         present = [
             _usable(tensor, shape, dtype, keep=survives and replicated)
-            for tensor, (shape, dtype), replicated in zip(mine, content["shapes"], content["replicated"], strict=True)
+            for tensor, (shape, dtype), replicated in zip(
+                own_tensors, content["shapes"], content["replicated"], strict=True
+            )
         ]
         if survives:
-            _refuse_what_nobody_sends(content, mine, present)
+            _refuse_what_nobody_sends(content, own_tensors, present)
     chosen = list(zip(present, content["replicated"], strict=True))
     group.broadcast_tensors([_as_bytes(tensor) for tensor, replicated in chosen if not replicated])
     _pass_on(group, [tensor for tensor, replicated in chosen if replicated], joiners)

@@ -71,15 +71,15 @@ def backends_for(*, mpirun: bool, mpi: bool, gpus: bool) -> str:
 def torchrun_part(rank: int, world_size: int, members: int, needs: GroupNeeds) -> ReplicaGroup:
     """Return this process's replica, where each replica consists of ``members`` processes in order of rank."""
     join_torchrun(rank, world_size)
-    found = None
+    part = None
     for first in range(0, world_size, members):
         ranks = list(range(first, first + members))
         control = dist.new_group(ranks, backend=_host_backend())
         data = dist.new_group(ranks, backend="nccl" if needs.nccl else _host_backend()) if needs.apart else control
         if rank in ranks:
-            found = ReplicaGroup(rank=rank - first, world_size=members, num_nodes=1, data=data, control=control)
-    assert found is not None
-    return found
+            part = ReplicaGroup(rank=rank - first, world_size=members, num_nodes=1, data=data, control=control)
+    assert part is not None
+    return part
 
 
 def _host_backend() -> str:

@@ -140,11 +140,11 @@ def choose_batch(
     num_replicas: int,
 ) -> BatchChoice:
     """The best batch for one allocation; see choose_batches."""
-    found = choose_batches(params, statistics, bounds, num_nodes, num_replicas)
+    choice = choose_batches(params, statistics, bounds, num_nodes, num_replicas)
     return BatchChoice(
-        atomic_batch=int(found.atomic_batch[0]),
-        accumulation=int(found.accumulation[0]),
-        goodput=float(found.goodput[0]),
+        atomic_batch=int(choice.atomic_batch[0]),
+        accumulation=int(choice.accumulation[0]),
+        goodput=float(choice.goodput[0]),
     )
 
 
@@ -223,15 +223,15 @@ class _Lattice:
             value = self.goodput(atomic, passes - 1)
             value[(atomic * passes > high[:, None]) | (atomic * passes < low[:, None])] *= -1.0
             winner = np.argmax(value, axis=1)
-            found = atomic[rows, winner], passes[rows, winner] - 1, value[rows, winner]
+            candidate = atomic[rows, winner], passes[rows, winner] - 1, value[rows, winner]
             if best is None:
-                best = found
+                best = candidate
             else:
-                better = found[2] > best[2]
+                better = candidate[2] > best[2]
                 best = (
-                    np.where(better, found[0], best[0]),
-                    np.where(better, found[1], best[1]),
-                    np.where(better, found[2], best[2]),
+                    np.where(better, candidate[0], best[0]),
+                    np.where(better, candidate[1], best[1]),
+                    np.where(better, candidate[2], best[2]),
                 )
         assert best is not None
         # Negative where nothing was permitted and the closest is the answer.

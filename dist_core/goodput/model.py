@@ -7,8 +7,8 @@ give, the simulator for both.
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -96,14 +96,11 @@ class Hints:
     def __post_init__(self) -> None:
         for name in ("progress", "epoch_fraction", "goodput"):
             _check_number(name, getattr(self, name))
-        for name in ("target_progress", "epoch_seconds", "rescale_pause_seconds", "last_pause_seconds"):
-            if getattr(self, name) is not None:
-                _check_number(name, getattr(self, name))
         for name in ("epoch", "global_batch", "slots_per_share"):
             _check_number(name, getattr(self, name))
             if not isinstance(getattr(self, name), numbers.Integral):
                 raise ValueError(f"hint {name} is {getattr(self, name)}; it must be a whole number")
-        for name in ("slot_memory_bytes", "learning_rate"):
+        for name in _OPTIONAL_NUMBERS:
             if getattr(self, name) is not None:
                 _check_number(name, getattr(self, name))
         if self.bounds is None and self.observations:
@@ -136,31 +133,11 @@ class Hints:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "bounds": None
-            if self.bounds is None
-            else {
-                "init_batch": self.bounds.init_batch,
-                "max_batch": self.bounds.max_batch,
-                "min_atomic": self.bounds.min_atomic,
-                "max_atomic": self.bounds.max_atomic,
-                "accumulation": self.bounds.accumulation,
-            },
+            "bounds": None if self.bounds is None else asdict(self.bounds),
             "observations": [row.to_row() for row in self.observations],
             "statistics": None if self.statistics is None else [self.statistics.sqr, self.statistics.var],
-            "progress": self.progress,
-            "target_progress": self.target_progress,
-            "epoch": self.epoch,
-            "epoch_fraction": self.epoch_fraction,
-            "epoch_seconds": self.epoch_seconds,
-            "global_batch": self.global_batch,
-            "goodput": self.goodput,
-            "rescale_pause_seconds": self.rescale_pause_seconds,
-            "last_pause_seconds": self.last_pause_seconds,
-            "slots_per_share": self.slots_per_share,
-            "layout": self.layout,
             "layouts": [each.to_row() for each in self.layouts],
-            "slot_memory_bytes": self.slot_memory_bytes,
-            "learning_rate": self.learning_rate,
+            **{name: getattr(self, name) for name in _as_they_are()},
         }
 
     @classmethod
@@ -175,23 +152,20 @@ class Hints:
             observations=tuple(Observation.from_row(row) for row in document.get("observations", ())),
             statistics=None if statistics is None else _statistics(*statistics),
             layouts=tuple(LayoutTerms.from_row(row) for row in document.get("layouts", ())),
-            **{
-                name: document[name]
-                for name in (
-                    "progress",
-                    "target_progress",
-                    "epoch",
-                    "epoch_fraction",
-                    "epoch_seconds",
-                    "global_batch",
-                    "goodput",
-                    "rescale_pause_seconds",
-                    "last_pause_seconds",
-                    "slots_per_share",
-                    "layout",
-                    "slot_memory_bytes",
-                    "learning_rate",
-                )
-                if name in document
-            },
+            **{name: document[name] for name in _as_they_are() if name in document},
         )
+
+
+_OPTIONAL_NUMBERS = (
+    "target_progress",
+    "epoch_seconds",
+    "rescale_pause_seconds",
+    "last_pause_seconds",
+    "slot_memory_bytes",
+    "learning_rate",
+)
+
+
+def _as_they_are() -> Iterator[str]:
+    """Yield the names of fields that JSON has as they are."""
+    return (each.name for each in fields(Hints) if each.name not in ("bounds", "observations", "statistics", "layouts"))

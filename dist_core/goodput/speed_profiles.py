@@ -53,8 +53,8 @@ def speed_profile(text: str) -> SpeedProfile:
         raise ValueError(
             f"{text!r} ends in @{factor}; the speed factor must be a number above 0 and below 1e6, such as @10"
         ) from None
-    known = PUBLISHED.get(name)
-    if known is None:
+    params = PUBLISHED.get(name)
+    if params is None:
         path = Path(name)
         if path.suffix != ".json":
             raise ValueError(
@@ -65,9 +65,9 @@ def speed_profile(text: str) -> SpeedProfile:
             document = json.loads(path.read_text())
         except (OSError, ValueError) as error:
             raise ValueError(f"the speed profile {name} cannot be read: {error}") from error
-        known = _params(document, name)
+        params = _params(document, name)
         name = path.stem
-    return SpeedProfile(name + at + (factor if at else ""), known.slower(1.0 / times))
+    return SpeedProfile(name + at + (factor if at else ""), params.slower(1.0 / times))
 
 
 def _params(document: Any, where: str) -> ThroughputParams:

@@ -78,15 +78,15 @@ def own_groups(optimizer: torch.optim.Optimizer, saved: Sequence[dict[str, Any]]
     """
     constructed = inspect.signature(type(optimizer)).parameters
     groups = []
-    for mine, theirs in zip(optimizer.param_groups, saved, strict=True):
+    for own_group, theirs in zip(optimizer.param_groups, saved, strict=True):
         own = {
             name: value
-            for name, value in mine.items()
+            for name, value in own_group.items()
             if name != "params" and (name in constructed or name not in optimizer.defaults)
         }
         if theirs.get("initial_lr"):
             # A schedule that is made later finds where it would have begun.
-            own["initial_lr"] = mine.get("initial_lr", mine["lr"])
+            own["initial_lr"] = own_group.get("initial_lr", own_group["lr"])
             own["lr"] = own["initial_lr"] * (theirs["lr"] / theirs["initial_lr"])
         groups.append({**theirs, **own})
     return groups

@@ -6,6 +6,7 @@ scaler that nobody gave us is recognised when it works for an optimizer of ours,
 
 from __future__ import annotations
 
+import functools
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -78,9 +79,7 @@ def intercept_scaler(scaler: Any, model: Wrapper) -> None:
 
 def intercept_optimizer(optimizer: torch.optim.Optimizer, model: Wrapper) -> None:
     """It stays a bound method, as schedulers wrap it. Of several models with one optimizer the first sees calls."""
-    _watch_optimizers()
-    _watch_scalers()
-    _watch_averages()
+    _watch_what_nobody_gave()
     _wrapped[model.module] = weakref.ref(model)
     _harmless.clear()
     models = models_of(optimizer)
@@ -114,16 +113,16 @@ def intercept_scheduler(scheduler: Any, model: Wrapper) -> None:
 
 # ---------------------------------------------------------------------- objects that nobody gave us
 
-_watching: set[str] = set()
 _harmless: WeakSet[torch.optim.Optimizer] = WeakSet()
 _wrapped: WeakKeyDictionary[torch.nn.Module, weakref.ref[Wrapper]] = WeakKeyDictionary()
 _updating = 0
 
 
-def _watch_optimizers() -> None:
-    if "optimizers" not in _watching:
-        _watching.add("optimizers")
-        register_optimizer_step_pre_hook(_refuse_unknown_optimizer)
+@functools.cache
+def _watch_what_nobody_gave() -> None:
+    register_optimizer_step_pre_hook(_refuse_unknown_optimizer)
+    _watch_scalers()
+    _watch_averages()
 
 
 def _refuse_unknown_optimizer(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -157,9 +156,6 @@ def updating() -> Iterator[None]:
 
 def _watch_scalers() -> None:
     """A scaler that works for an optimizer of ours without having been given becomes its model's."""
-    if "scalers" in _watching:
-        return
-    _watching.add("scalers")
 
     def watch(name: str) -> None:
         original: Callable[..., Any] = getattr(torch.amp.GradScaler, name)
@@ -181,9 +177,6 @@ def _watch_scalers() -> None:
 
 def _watch_averages() -> None:
     """An average of a model's weights moves once a step: not in its earlier passes, nor where the step is repeated."""
-    if "averages" in _watching:
-        return
-    _watching.add("averages")
     original = AveragedModel.update_parameters
 
     def update_parameters(self: AveragedModel, model: torch.nn.Module) -> None:

@@ -150,14 +150,14 @@ class WrappedState:
         return True
 
     def _refuse_another_model(self, theirs: list[str]) -> None:
-        mine = self._signature()
-        if mine == theirs or self._follows(theirs):
+        own = self._signature()
+        if own == theirs or self._follows(theirs):
             return
-        index = next((i for i, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]), None)
+        index = next((i for i, pair in enumerate(zip(own, theirs, strict=False)) if pair[0] != pair[1]), None)
         difference = (
-            f"this replica has {len(mine)} parameters, the trial has {len(theirs)}"
+            f"this replica has {len(own)} parameters, the trial has {len(theirs)}"
             if index is None
-            else f"parameter {index} is {mine[index]!r} here and {theirs[index]!r} in the trial"
+            else f"parameter {index} is {own[index]!r} here and {theirs[index]!r} in the trial"
         )
         raise InvalidTraining(
             f"the model's parameters differ from the trial's: {difference}. Every replica must build the same model "

@@ -55,12 +55,12 @@ class CarriedState:
     # ------------------------------------------------------------------ the trial's part
 
     def state_dict(self) -> dict[str, Any]:
-        known, logged = self.small(), self._trainer.state.log_history
+        content, logged = self.small(), self._trainer.state.log_history
         if self._is_ahead:
             assert self._before is not None
-            known, logged = self._before, logged[: self._logged_before]
+            content, logged = self._before, logged[: self._logged_before]
         # As text, in which log entries may hold whatever the trainer writes to its own files.
-        return {"json": json.dumps({**known, "log_history": logged})}
+        return {"json": json.dumps({**content, "log_history": logged})}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         content = json.loads(state["json"])

@@ -124,10 +124,8 @@ class GatheredRows:
         None if there are none anywhere.
         """
 
-        def act(group: ReplicaGroup) -> tuple[float, float]:
-            sums = torch.tensor([total, float(count)], dtype=torch.float64)
-            group.sum(sums, what="losses of an evaluation")
-            return float(sums[0]), float(sums[1])
+        def act(group: ReplicaGroup) -> list[float]:
+            return group.sum_of(total, float(count), what="losses of an evaluation")
 
         all_of_it, number = self._together(act, (total, float(count)))
         return all_of_it / number if number else None

@@ -311,8 +311,7 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
             return mine
 
         def act(group: Any) -> float:
-            total = torch.tensor([mine], dtype=torch.float64)
-            group.sum(total, what="items of a step")
+            [total] = group.sum_of(mine, what="items of a step")
             return float(total)
 
         return self._core.together(act, otherwise=lambda: max(mine, 1.0))
@@ -325,13 +324,13 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
 
     def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
         unheard = self._unheard
-        found = cast("Any", super()).compute_loss(model, inputs, *arguments, **options)
-        loss = found[0] if isinstance(found, tuple) else found
+        result = cast("Any", super()).compute_loss(model, inputs, *arguments, **options)
+        loss = result[0] if isinstance(result, tuple) else result
         if unheard is not None and loss.device.type == "cpu":
             # What is added before the backward pass rides in the step's own round, and is lost with no replica. A GPU
             # would have to be waited for.
             self._hear(loss)
-        return found
+        return result
 
     def _hear(self, loss: torch.Tensor) -> None:
         """Add the pass to the sums over replicas that the trainer logs."""

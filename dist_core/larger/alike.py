@@ -89,20 +89,20 @@ def _as_before(model: nn.Module) -> Iterator[None]:
                 buffer.copy_(before)
 
 
-def _are_close(found: Any, expected: Any) -> bool:
+def _are_close(output: Any, expected: Any) -> bool:
     if isinstance(expected, torch.Tensor):
         return (
-            isinstance(found, torch.Tensor)
-            and found.shape == expected.shape
-            and torch.allclose(found.to(expected.dtype), expected, rtol=1e-3, atol=1e-5, equal_nan=True)
+            isinstance(output, torch.Tensor)
+            and output.shape == expected.shape
+            and torch.allclose(output.to(expected.dtype), expected, rtol=1e-3, atol=1e-5, equal_nan=True)
         )
     if isinstance(expected, (tuple, list)):
-        found = found if isinstance(found, (tuple, list)) else (found,)
-        return len(found) == len(expected) and all(map(_are_close, found, expected))
+        output = output if isinstance(output, (tuple, list)) else (output,)
+        return len(output) == len(expected) and all(map(_are_close, output, expected))
     if isinstance(expected, Mapping):
         return (
-            isinstance(found, Mapping)
-            and found.keys() == expected.keys()
-            and all(_are_close(found[key], each) for key, each in expected.items())
+            isinstance(output, Mapping)
+            and output.keys() == expected.keys()
+            and all(_are_close(output[key], each) for key, each in expected.items())
         )
-    return type(found) is type(expected)
+    return type(output) is type(expected)

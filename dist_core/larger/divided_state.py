@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from dist_core.errors import InvalidTraining
+from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.gradients.optimizers import own_groups
 from dist_core.gradients.wrapped_state import WrappedSchedules
 from dist_core.state.manifests import PARTS
@@ -147,17 +149,17 @@ class DividedState:
     def _load_values(
         self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str, found: Sequence[dict[str, Any]]
     ) -> None:
-        held, mine = self._held[name], optimizer.state[parameter]
+        held, state = self._held[name], optimizer.state[parameter]
         for key, value in found[0].items():
             if isinstance(value, dict) and "rows" in value:
                 rows = _rows_for(f"{name} ({key})", held, [each[key] for each in found])
-                if key not in mine:
-                    mine[key] = torch.zeros_like(parameter, dtype=rows.dtype)
-                _put(local_of(mine[key]), rows)
+                if key not in state:
+                    state[key] = torch.zeros_like(parameter, dtype=rows.dtype)
+                _put(local_of(state[key]), rows)
             elif isinstance(value, torch.Tensor):
-                mine[key] = value.clone()
+                state[key] = value.clone()
             else:
-                mine[key] = value
+                state[key] = value
 
 
 def _put(into: torch.Tensor, rows: torch.Tensor) -> None:
@@ -190,3 +192,44 @@ def _rows_for(name: str, held: Held, chunks: Sequence[Chunk]) -> torch.Tensor:
     if count:
         raise InvalidTraining(f"the checkpoint lacks {count} rows of {name}; a part of it is missing")
     return torch.cat(wanted) if wanted else chunks[0]["rows"][:0]
+
+
+def names_of_shared(model: nn.Module) -> dict[str, str]:
+    """Names in its state dictionary of what is known by another of its names: weights that several modules share."""
+    first: dict[int, str] = {}
+    for name, each in [*model.named_parameters(), *model.named_buffers()]:
+        first[id(each)] = name
+    found = {name: first.get(id(each), name) for name, each in model.state_dict(keep_vars=True).items()}
+    return {name: known for name, known in found.items() if name != known}
+
+
+def gathered(held: Mapping[str, Held], shared: Mapping[str, str], group: ReplicaGroup) -> dict[str, torch.Tensor]:
+    """Collective: all of a model's weights on the CPU, for its first process; nothing for the others.
+
+    ``held``: what this process has of them; ``shared``: by ``names_of_shared``. Raises PeerLost.
+    """
+    whole: dict[str, torch.Tensor] = {}
+    for source in range(group.world_size):
+        mine = source == group.rank
+        entries: list[Any] = [_entry(name, each) for name, each in held.items()] if mine else []
+        for name, at, rows, of, kind in group.broadcast_json(entries, source=source):
+            if mine:
+                sent = held[name].rows.detach().cpu().contiguous()
+                if source != 0:
+                    group.send_tensors([sent], targets=[0])
+                    continue
+            elif group.rank != 0:
+                continue
+            else:
+                sent = torch.empty(rows, dtype=getattr(torch, kind))
+                group.receive_tensors([sent], source=source)
+            if not of:
+                whole[name] = sent.clone()
+            else:
+                whole.setdefault(name, torch.empty(of, dtype=sent.dtype))[at : at + len(sent)] = sent
+    return whole | {name: whole[known] for name, known in shared.items()} if group.rank == 0 else {}
+
+
+def _entry(name: str, held: Held) -> list[Any]:
+    rows = held.rows
+    return [name, held.at, list(rows.shape), list(held.of), str(rows.dtype).removeprefix("torch.")]

@@ -53,9 +53,9 @@ def divided(examples: int, most: int, num_stages: int, multiple_of: int, largest
         return [Division(first=0, count=even[0], size=examples // even[0])]
     size = -(-examples // most)
     count = examples // size // multiple_of * multiple_of or examples // size
-    found = [Division(first=0, count=count, size=size)]
-    while found[-1].stop < examples:
-        rest = examples - found[-1].stop
+    divisions = [Division(first=0, count=count, size=size)]
+    while divisions[-1].stop < examples:
+        rest = examples - divisions[-1].stop
         taken = min(size, rest)
-        found.append(Division(first=found[-1].stop, count=rest // taken, size=taken))
-    return found
+        divisions.append(Division(first=divisions[-1].stop, count=rest // taken, size=taken))
+    return divisions

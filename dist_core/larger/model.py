@@ -21,8 +21,7 @@ from dist_core.larger.schedules import schedule_kind
 from dist_core.larger.sharded import ElasticFullyShard
 from dist_core.larger.stages import arguments_of
 from dist_core.layout import SHARDED, STAGES, Layout
-from dist_core.training.measured_model import MeasuredModel
-from dist_core.training.wrapped_model import WrappedModel, as_list
+from dist_core.training.wrapped_model import MeasuredModel, WrappedModel, as_list
 from dist_core.trial.current import get_core
 
 

@@ -31,10 +31,6 @@ class PartSums:
 
     norms: StepNorms | None = None
     last_bucket: Mark | None = None
-    correction = 1.0
-    reductions = 0
-    weight = 1.0
-    exactly = True
     proposal: int | None = None
 
     def __init__(
@@ -149,10 +145,6 @@ class PartSums:
 
     # ------------------------------------------------------------------ what buckets of DDP's can do besides
 
-    def lay_out_buckets(self) -> None: ...
-
-    def reduce_nothing(self) -> None: ...
-
     def tune(self, announced: int | None) -> None:
         """There is one way."""
 
@@ -167,12 +159,12 @@ class PartSums:
 
 
 def _buckets(gradients: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    found: list[list[torch.Tensor]] = []
+    buckets: list[list[torch.Tensor]] = []
     size, kind = 0, None
     for gradient in gradients:
         if kind != gradient.dtype or size + gradient.nbytes > BUCKET_BYTES:
-            found.append([])
+            buckets.append([])
             size, kind = 0, gradient.dtype
-        found[-1].append(gradient)
+        buckets[-1].append(gradient)
         size += gradient.nbytes
-    return found
+    return buckets

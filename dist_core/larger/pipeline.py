@@ -26,24 +26,20 @@ from dist_core.gradients.learning_rate import ScalingRule
 from dist_core.gradients.step_place import StepPlace
 from dist_core.larger.alike import refuse_what_computes_otherwise
 from dist_core.larger.choice import settle_layout
-from dist_core.larger.divided_state import DividedState, held_whole
-from dist_core.larger.full_weights import gathered, names_of_shared
+from dist_core.larger.divided_state import DividedState, gathered, held_whole, names_of_shared
 from dist_core.larger.microbatches import Division, divided, largest_microbatch
-from dist_core.larger.optimizers import train_in_place_of
 from dist_core.larger.part_passes import PartPasses
 from dist_core.larger.part_sums import PartSums
 from dist_core.larger.predicted import in_memory, model_costs, slot_memory, state_factor
-from dist_core.larger.recomputing import recompute_in
 from dist_core.larger.schedules import ScheduleKind, schedule_kind
-from dist_core.larger.stages import arguments_of, blocks_of, cut, stage_modules
+from dist_core.larger.stages import arguments_of, blocks_of, cut, recompute_in, stage_modules, train_in_place_of
 from dist_core.layout import STAGES
 from dist_core.link.environment import gpu_share
 from dist_core.partition.balance import Partition, PipelineTerms
 from dist_core.partition.blocks import BlockCosts
 from dist_core.partition.explain import explain
 from dist_core.torch_private import as_default_group
-from dist_core.training.measured_model import MeasuredModel
-from dist_core.training.wrapped_model import WrappedModel, as_list, measurements_of, schedules_in
+from dist_core.training.wrapped_model import MeasuredModel, WrappedModel, as_list, measurements_of, schedules_in
 from dist_core.trial.current import get_core
 
 MOST_SCHEDULES = 8
@@ -236,11 +232,11 @@ class ElasticPipeline(MeasuredModel, nn.Module):
         mine = tuple(each[part.first : part.stop] for each in arguments)
         key = part.count, part.size, *(tuple(each.shape[1:]) for each in arguments)
         schedule = self._schedule(key, part, trains=True)
-        given = mine if 0 in self._indices else ()
+        inputs = mine if 0 in self._indices else ()
         target = targets[part.first : part.stop] if self._has_last else None
         before = list(self._seen)
         with self._in_replica():
-            schedule.step(*given, target=target, losses=[] if self._has_last else None, return_outputs=False)
+            schedule.step(*inputs, target=target, losses=[] if self._has_last else None, return_outputs=False)
         # A schedule's first step has looked at one microbatch more, for the shapes that stages send each other.
         self._seen = [*before, *self._seen[len(before) :][-part.count :]]
 

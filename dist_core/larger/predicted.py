@@ -109,25 +109,25 @@ def predicted_terms(
     Seconds are those of an example. ``recomputes``: whether activations may be, have to be, or must not be computed
     again. ``memory``: of a slot, in which stages are cut to fit.
     """
-    found: list[LayoutTerms] = []
+    terms_of_layouts: list[LayoutTerms] = []
     for size in sizes:
         for again in sorted(recomputes):
             if size == 1:
-                found.append(_whole(costs, Layout(1, WHOLE, again)))
+                terms_of_layouts.append(_whole(costs, Layout(1, WHOLE, again)))
                 continue
             if SHARDED in kinds:
-                found.append(_sharded(costs, Layout(size, SHARDED, again)))
+                terms_of_layouts.append(_sharded(costs, Layout(size, SHARDED, again)))
             if STAGES in kinds:
                 count = microbatches or 4 * size * chunks
                 terms = PipelineTerms(
                     microbatches=count, schedule=schedule, chunks=chunks, state_factor=costs.state_factor
                 )
                 try:
-                    found.append(_stages(costs, Layout(size, STAGES, again), terms, memory))
+                    terms_of_layouts.append(_stages(costs, Layout(size, STAGES, again), terms, memory))
                 except InvalidTraining:
                     # Fewer blocks than stages, or weights that belong together.
                     continue
-    return found
+    return terms_of_layouts
 
 
 def slot_memory(place: torch.device, share: float) -> float | None:
@@ -177,19 +177,19 @@ def _stages(costs: ModelCosts, layout: Layout, terms: PipelineTerms, memory: flo
     blocks = in_memory(costs, recomputes=layout.recomputes)
     try:
         devices = [StageDevice(name=f"stage {index}", memory_bytes=memory / terms.chunks) for index in range(count)]
-        found = partition(blocks, devices, terms, ties=costs.ties)
+        split = partition(blocks, devices, terms, ties=costs.ties)
     except InvalidTraining:
         # It does not fit, as its terms will say; unless it cannot be cut at all.
-        found = partition(
+        split = partition(
             blocks, [StageDevice(name=f"stage {index}") for index in range(count)], terms, ties=costs.ties
         )
-    slowest = max(sum(block.seconds for block in stage.blocks) for stage in found.stages) / costs.examples
+    slowest = max(sum(block.seconds for block in stage.blocks) for stage in split.stages) / costs.examples
     waits = (layout.slots - 1) / (terms.chunks * terms.microbatches)
     seconds = terms.chunks * slowest * (1.0 + waits)
     if layout.recomputes:
         seconds *= _slower_by_recomputing(costs.blocks)
     fixed, activations = [0.0] * layout.slots, [0.0] * layout.slots
-    for index, stage in enumerate(found.stages):
+    for index, stage in enumerate(split.stages):
         kept = sum(block.activation_bytes for block in stage.blocks) * terms.in_flight(index, count)
         place = terms.device_of(index, count)
         fixed[place] += costs.state_factor * sum(block.parameter_bytes for block in stage.blocks)

@@ -24,18 +24,14 @@ from dist_core.gradients.checks import refuse_what_cannot_be_trained
 from dist_core.gradients.learning_rate import ScalingRule
 from dist_core.gradients.step_place import StepPlace
 from dist_core.larger.choice import settle_layout
-from dist_core.larger.divided_state import DividedState, Held, held_shard, held_whole
-from dist_core.larger.full_weights import gathered, names_of_shared
-from dist_core.larger.optimizers import train_in_place_of
+from dist_core.larger.divided_state import DividedState, Held, gathered, held_shard, held_whole, names_of_shared
 from dist_core.larger.part_passes import PartPasses
 from dist_core.larger.part_sums import PartSums
-from dist_core.larger.recomputing import recompute_in
-from dist_core.larger.stages import blocks_of
+from dist_core.larger.stages import blocks_of, recompute_in, train_in_place_of
 from dist_core.layout import SHARDED
 from dist_core.link.environment import gpu_share
 from dist_core.torch_private import all_gather_single, mesh_of, reduce_scatter_single, sums_its_own_parameters
-from dist_core.training.measured_model import MeasuredModel
-from dist_core.training.wrapped_model import WrappedModel, as_list, measurements_of, schedules_in
+from dist_core.training.wrapped_model import MeasuredModel, WrappedModel, as_list, measurements_of, schedules_in
 from dist_core.trial.current import get_core
 from dist_core.trial.replica import Replica
 
@@ -225,9 +221,9 @@ def _units(model: nn.Module, names: Sequence[str] | None) -> list[nn.Module]:
 
 
 def _held(model: nn.Module, whole: ReplicaGroup) -> dict[str, Held]:
-    found = {
+    shards = {
         name: held_whole(each) if whole.world_size == 1 else held_shard(each, whole.rank, whole.world_size)
         for name, each in model.named_parameters()
     }
     kept = model.state_dict().keys()
-    return found | {name: held_whole(each) for name, each in model.named_buffers() if name in kept}
+    return shards | {name: held_whole(each) for name, each in model.named_buffers() if name in kept}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from dist_core.errors import InvalidTraining
 from dist_core.partition.balance import Partition, PipelineTerms, partition, partition_at
@@ -23,13 +25,13 @@ def blocks_of(model: nn.Module) -> list[str]:
     """Return the blocks that a model can be cut between: its children, or the entries of a child that is a list."""
     if isinstance(model, nn.Sequential):
         return [name for name, _ in model.named_children()]
-    found: list[str] = []
+    names: list[str] = []
     for name, child in model.named_children():
         if isinstance(child, (nn.ModuleList, nn.Sequential)):
-            found += [f"{name}.{index}" for index, _ in child.named_children()]
+            names += [f"{name}.{index}" for index, _ in child.named_children()]
         elif any(True for _ in child.parameters()):
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def cut(
@@ -139,3 +141,41 @@ def _refuse_shared(found: Partition, ties: Sequence[Sequence[str]]) -> None:
                 f"the blocks {', '.join(tie)} share a parameter but are in different stages; cut elsewhere, so that "
                 "one stage has them all"
             )
+
+
+def train_in_place_of(
+    optimizers: Sequence[torch.optim.Optimizer], replaced: Mapping[int, torch.nn.Parameter | None]
+) -> None:
+    """Let optimizers train other parameters than they were made for, or none in their place.
+
+    ``replaced``: by the identity of each parameter of the whole model. Raises InvalidTraining where one has stepped.
+    """
+    for optimizer in optimizers:
+        if optimizer.state:
+            raise InvalidTraining(
+                f"{type(optimizer).__name__} took a step before its model was divided; create the model and the "
+                "optimizer, wrap them, and then train"
+            )
+        for group in optimizer.param_groups:
+            found = [replaced.get(id(each), each) for each in group["params"]]
+            group["params"] = [each for each in found if each is not None]
+
+
+def recompute_in(model: nn.Module, names: Sequence[str]) -> None:
+    """Recompute activations in those of the blocks that the model has, with the same random numbers again.
+
+    Not in those with a batch norm, which would count the batch twice.
+    """
+    present = dict(model.named_modules())
+    for name in names:
+        block = present.get(name)
+        if block is None or not any(True for _ in block.parameters()):
+            continue
+        if not any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in block.modules()):
+            block.forward = functools.partial(_recomputed, block.forward)
+
+
+def _recomputed(forward: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*arguments, **named)
+    return checkpoint(forward, *arguments, use_reentrant=False, **named)

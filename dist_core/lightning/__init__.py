@@ -10,7 +10,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dist_core.lightning.package import PACKAGES
+from dist_core.lightning.package import PACKAGES, register
 from dist_core.when_imported import when_imported
 
 if TYPE_CHECKING:
@@ -28,12 +28,8 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f"dist_core.lightning.{_HOME[name]}"), name)
 
 
-def _register(package: str) -> None:
-    import_module("dist_core.lightning.registration").register(package)
-
-
 for _package in PACKAGES:
     if f"{_package}.strategies" in sys.modules:
-        _register(_package)
+        register(_package)
     else:
-        when_imported(f"{_package}.strategies", partial(_register, _package))
+        when_imported(f"{_package}.strategies", partial(register, _package))

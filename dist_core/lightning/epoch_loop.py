@@ -84,11 +84,11 @@ class SummedResults(_ResultCollection):
             self[key].has_reset = False
 
     def _taken(self, sums: Accumulator) -> list[tuple[str, float, float]]:
-        with sums.synchronized() as found:
-            keys = [key.removesuffix(" weight") for key in found if key.endswith(" weight")]
-            taken = [(key, found[f"{key} value"], found[f"{key} weight"]) for key in keys]
-            for name in list(found):
-                found[name] = 0.0
+        with sums.synchronized() as totals:
+            keys = [key.removesuffix(" weight") for key in totals if key.endswith(" weight")]
+            taken = [(key, totals[f"{key} value"], totals[f"{key} weight"]) for key in keys]
+            for name in list(totals):
+                totals[name] = 0.0
         return [(key, value, weight) for key, value, weight in taken if weight and key in self]
 
 
@@ -153,14 +153,14 @@ class ElasticEpochLoop(_TrainingEpochLoop):
 
     def reset(self) -> None:
         present, self.exhausted, self._again = self.trainer.current_epoch, False, False
-        known = self.carried.present() if self.carried.loaded == present else None
+        state = self.carried.present() if self.carried.loaded == present else None
         self.deferred = 0
         self.carried.give_up_step()
         refuse_unfrozen(self._trained, _number_trained(self.trainer.lightning_module))
         super().reset()
-        if known is not None:
+        if state is not None:
             # The trial was resumed within this epoch.
-            self.carried.take(known)
+            self.carried.take(state)
         self.carried.loaded, self.carried.epoch = None, present
 
     @property
@@ -227,7 +227,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):
     def _dry_pass(self, fetcher: StepFetcher) -> None:
         """Builds what a joiner receives into; counts nowhere."""
         trainer: Any = self.trainer
-        known, connector = self.carried.present(), trainer._logger_connector
+        state, connector = self.carried.present(), trainer._logger_connector
         batch, _, _ = next(fetcher)
         batch = trainer.precision_plugin.convert_input(batch)
         batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
@@ -244,7 +244,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):
             each.zero_grad()
         connector.reset_results()
         reset_metrics(trainer.lightning_module)
-        self.carried.take(known)
+        self.carried.take(state)
 
     # ------------------------------------------------------------------ a step
 

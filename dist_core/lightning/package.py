@@ -7,6 +7,7 @@ of them: the one whose trainer first asks for the strategy.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -14,43 +15,24 @@ from typing import TYPE_CHECKING, Any
 from dist_core.errors import InvalidTraining
 
 if TYPE_CHECKING:
-    from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
-    from lightning.fabric.utilities import rank_zero
-    from lightning.pytorch import Callback, callbacks
-    from lightning.pytorch.callbacks import Timer
-    from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
-    from lightning.pytorch.loops.fetchers import _DataFetcher
-    from lightning.pytorch.loops.fit_loop import _FitLoop
-    from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
-    from lightning.pytorch.strategies import SingleDeviceStrategy
-    from lightning.pytorch.trainer import call
-    from lightning.pytorch.trainer.connectors.data_connector import _DataConnector
-    from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import _LoggerConnector
-    from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
-    from lightning.pytorch.trainer.states import TrainerFn
-    from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
-
-__all__ = [
-    "PACKAGES",
-    "Callback",
-    "ClusterEnvironment",
-    "SingleDeviceStrategy",
-    "Timer",
-    "TrainerFn",
-    "_DataConnector",
-    "_DataFetcher",
-    "_EvaluationLoop",
-    "_FitLoop",
-    "_LoggerConnector",
-    "_ResultCollection",
-    "_TrainingEpochLoop",
-    "call",
-    "callbacks",
-    "is_param_in_hook_signature",
-    "rank_zero",
-    "settle",
-    "settled",
-]
+    from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment as ClusterEnvironment
+    from lightning.fabric.utilities import rank_zero as rank_zero
+    from lightning.pytorch import Callback as Callback
+    from lightning.pytorch import callbacks as callbacks
+    from lightning.pytorch.callbacks import Timer as Timer
+    from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop as _EvaluationLoop
+    from lightning.pytorch.loops.fetchers import _DataFetcher as _DataFetcher
+    from lightning.pytorch.loops.fit_loop import _FitLoop as _FitLoop
+    from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop as _TrainingEpochLoop
+    from lightning.pytorch.strategies import SingleDeviceStrategy as SingleDeviceStrategy
+    from lightning.pytorch.trainer import call as call
+    from lightning.pytorch.trainer.connectors.data_connector import _DataConnector as _DataConnector
+    from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import (
+        _LoggerConnector as _LoggerConnector,
+    )
+    from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection as _ResultCollection
+    from lightning.pytorch.trainer.states import TrainerFn as TrainerFn
+    from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature as is_param_in_hook_signature
 
 STRATEGY = "elastune"
 """Name of our strategy among Lightning's own."""
@@ -100,6 +82,24 @@ def settled() -> str:
     return _settled
 
 
+def register(package: str) -> None:
+    """Give the strategy its name among Lightning's own; it is imported when a trainer asks for it.
+
+    ``package``: whose trainers may ask for it, one of ``PACKAGES``.
+    """
+    registry = import_module(f"{package}.strategies").StrategyRegistry
+    if STRATEGY not in registry:
+        made = partial(_make, package)
+        registry.register(STRATEGY, made, description="replicas that come and go while the trainer runs")
+
+
+def _make(package: str, **options: Any) -> Any:
+    settle(package)
+    from dist_core.lightning.strategy import ElasticStrategy
+
+    return ElasticStrategy(**options)
+
+
 def __getattr__(name: str) -> Any:
     if name in _OF_PYTORCH:
         package, place = settled(), _OF_PYTORCH[name]
@@ -107,8 +107,8 @@ def __getattr__(name: str) -> Any:
         package, place = PACKAGES[settled()], _OF_FABRIC[name]
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = import_module(f"{package}.{place}" if place else package)
+    module = import_module(f"{package}.{place}" if place else package)
     try:
-        return getattr(found, name)
+        return getattr(module, name)
     except AttributeError:
-        return import_module(f"{found.__name__}.{name}")
+        return import_module(f"{module.__name__}.{name}")

@@ -264,9 +264,8 @@ class ElasticStrategy(SingleDeviceStrategy):
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:  # noqa: A002  # Lightning's name
         def act(group: ReplicaGroup) -> bool:
-            votes = torch.tensor([float(decision)])
-            group.sum(votes, what="a decision")
-            return int(votes) == group.world_size if all else bool(votes)
+            [votes] = group.sum_of(float(decision), what="a decision")
+            return round(votes) == group.world_size if all else bool(votes)
 
         return self._together(act, bool(decision))
 
@@ -335,7 +334,7 @@ def trained_parts(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
 
 def reached(loss: torch.Tensor) -> set[int]:
     """Identities of the parameters that a backward pass from here gives gradients to."""
-    seen, found = set(), set()
+    seen, variables = set(), set()
     waiting: list[object] = [loss.grad_fn]
     while waiting:
         node = waiting.pop()
@@ -344,10 +343,10 @@ def reached(loss: torch.Tensor) -> set[int]:
         seen.add(node)
         variable = getattr(node, "variable", None)
         if variable is not None:
-            found.add(id(variable))
+            variables.add(id(variable))
         following: Iterable[tuple[object, int]] = getattr(node, "next_functions", ())
         waiting.extend(each for each, _ in following)
-    return found
+    return variables
 
 
 LOOK_SECONDS = 0.1

@@ -7,10 +7,10 @@ replica. Without ``ELASTUNE_API`` the process is standalone: plain ``python trai
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dist_core.errors import InvalidTraining
 
@@ -83,45 +83,12 @@ class ReplicaEnvironment:
 
     def to_environ(self) -> dict[str, str]:
         """The variables a launcher sets for this replica."""
-        environ = {
-            "ELASTUNE_API": self.api_url,
-            "ELASTUNE_TRIAL_ID": self.trial_id,
-            "ELASTUNE_REPLICA_ID": self.replica_id,
-            "ELASTUNE_LAUNCH_INDEX": str(self.launch_index),
-            "ELASTUNE_CHECKPOINT_DIR": str(self.checkpoint_dir),
-            "ELASTUNE_NODE": self.node,
-            "ELASTUNE_SLOT": str(self.slot),
-            "ELASTUNE_NODE_KIND": self.node_kind,
-            "ELASTUNE_HOST": self.host,
-            "ELASTUNE_REPLICAS": str(self.replicas),
-            "ELASTUNE_MEMBERS": str(self.members),
-            "ELASTUNE_MEMBER": str(self.member),
-            "ELASTUNE_WHOLE": self.whole,
-            "ELASTUNE_LAYOUT": self.layout,
-            "ELASTUNE_REPLICA_SIZES": ",".join(map(str, self.replica_sizes)),
-            "ELASTUNE_GRACE_SECONDS": str(self.grace_seconds),
+        values = {each: getattr(self, each.name) for each in fields(self)}
+        return {
+            _variable(each.name): _text(value)
+            for each, value in values.items()
+            if each.name not in _LEFT_OUT or value != ("" if each.default is MISSING else each.default)
         }
-        if self.token:
-            environ[TOKEN] = self.token
-        if self.token_file is not None:
-            environ[TOKEN_FILE] = str(self.token_file)
-        if self.parent:
-            environ["ELASTUNE_PARENT"] = self.parent
-        if self.keeps_state:
-            environ["ELASTUNE_KEEPS_STATE"] = "1"
-        if self.keeps_after:
-            environ["ELASTUNE_KEEPS_AFTER"] = ",".join(map(str, self.keeps_after))
-        if self.more_epochs:
-            environ["ELASTUNE_MORE_EPOCHS"] = str(self.more_epochs)
-        if self.attempts is not None:
-            environ[ATTEMPTS] = str(self.attempts)
-        if self.prepared_dir is not None:
-            environ["ELASTUNE_PREPARED_DIR"] = str(self.prepared_dir)
-        if self.code_dir is not None:
-            environ["ELASTUNE_CODE_DIR"] = str(self.code_dir)
-        if self.server_file is not None:
-            environ["ELASTUNE_SERVER_FILE"] = str(self.server_file)
-        return environ
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> ReplicaEnvironment | None:
@@ -132,38 +99,15 @@ class ReplicaEnvironment:
         environ = os.environ if environ is None else environ
         if "ELASTUNE_API" not in environ:
             return None
+        values: dict[str, Any] = {"token": ""} if environ.get(TOKEN_FILE) else {}
         try:
-            server_file = environ.get("ELASTUNE_SERVER_FILE")
-            token_file = environ.get(TOKEN_FILE)
-            prepared = environ.get("ELASTUNE_PREPARED_DIR")
-            return cls(
-                api_url=environ["ELASTUNE_API"],
-                token="" if token_file else environ[TOKEN],
-                token_file=Path(token_file) if token_file else None,
-                trial_id=environ["ELASTUNE_TRIAL_ID"],
-                replica_id=environ["ELASTUNE_REPLICA_ID"],
-                launch_index=int(environ["ELASTUNE_LAUNCH_INDEX"]),
-                checkpoint_dir=Path(environ["ELASTUNE_CHECKPOINT_DIR"]),
-                node=environ["ELASTUNE_NODE"],
-                slot=int(environ["ELASTUNE_SLOT"]),
-                node_kind=environ.get("ELASTUNE_NODE_KIND", ""),
-                prepared_dir=Path(prepared) if prepared else None,
-                code_dir=Path(environ["ELASTUNE_CODE_DIR"]) if "ELASTUNE_CODE_DIR" in environ else None,
-                server_file=Path(server_file) if server_file else None,
-                host=environ.get("ELASTUNE_HOST", "127.0.0.1"),
-                replicas=int(environ.get("ELASTUNE_REPLICAS", "1")),
-                members=int(environ.get("ELASTUNE_MEMBERS", "1")),
-                member=int(environ.get("ELASTUNE_MEMBER", "0")),
-                whole=environ.get("ELASTUNE_WHOLE", ""),
-                layout=environ.get("ELASTUNE_LAYOUT", ""),
-                replica_sizes=_numbers(environ.get("ELASTUNE_REPLICA_SIZES", "")),
-                parent=environ.get("ELASTUNE_PARENT", ""),
-                keeps_state=environ.get("ELASTUNE_KEEPS_STATE") == "1",
-                keeps_after=_numbers(environ.get("ELASTUNE_KEEPS_AFTER", "")),
-                more_epochs=int(environ.get("ELASTUNE_MORE_EPOCHS", "0")),
-                attempts=int(environ[ATTEMPTS]) if ATTEMPTS in environ else None,
-                grace_seconds=float(environ.get("ELASTUNE_GRACE_SECONDS", GRACE_SECONDS)),
-            )
+            for each in fields(cls):
+                text = environ.get(_variable(each.name))
+                if text is None and each.default is MISSING and each.name not in values:
+                    raise KeyError(_variable(each.name))
+                if text is not None and (text or each.type != "Path | None"):
+                    values.setdefault(each.name, _READ[str(each.type)](text))
+            return cls(**values)
         except KeyError as error:
             raise InvalidTraining(
                 f"ELASTUNE_API is set but {error.args[0]} is not; a replica needs all variables that its launcher "
@@ -173,8 +117,46 @@ class ReplicaEnvironment:
             raise InvalidTraining(f"an environment variable of the replica is not a number: {error}") from error
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(each) for each in text.split(",") if each)
+_LEFT_OUT = frozenset(
+    {
+        "token",
+        "token_file",
+        "parent",
+        "keeps_state",
+        "keeps_after",
+        "more_epochs",
+        "attempts",
+        "prepared_dir",
+        "code_dir",
+        "server_file",
+    }
+)
+"""Fields without a variable where they have their default."""
+
+
+def _variable(name: str) -> str:
+    """Return the variable that holds a field."""
+    other_names = {"api_url": "ELASTUNE_API", "token": TOKEN, "token_file": TOKEN_FILE}
+    return other_names.get(name, f"ELASTUNE_{name.upper()}")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return "1" if value is True else str(value)
+
+
+_READ: dict[str, Callable[[str], Any]] = {
+    "str": str,
+    "int": int,
+    "int | None": int,
+    "float": float,
+    "bool": lambda text: text == "1",
+    "Path": Path,
+    "Path | None": Path,
+    "tuple[int, ...]": lambda text: tuple(int(each) for each in text.split(",") if each),
+}
+"""By the annotation of a field."""
 
 
 def emulated_profile(environ: Mapping[str, str] | None = None) -> SpeedProfile | None:

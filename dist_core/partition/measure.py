@@ -78,33 +78,33 @@ def ties_between(model: nn.Module, names: Sequence[str]) -> list[tuple[str, ...]
 
 
 def _calls(model: nn.Module, names: Sequence[str], microbatch: Any) -> dict[str, _Call]:
-    found: dict[str, _Call] = {}
+    calls: dict[str, _Call] = {}
 
     def note(name: str) -> Callable[..., None]:
         def hook(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], result: Any) -> None:
-            if name in found:
+            if name in calls:
                 raise InvalidTraining(
                     f"the block {name!r} is called twice in one forward pass; a stage would have to run twice. Name "
                     "the module that contains both calls as one block"
                 )
-            found[name] = _Call(arguments, named, result)
+            calls[name] = _Call(arguments, named, result)
 
         return hook
 
     with _hooks(model, names, note), torch.no_grad():
         model(*microbatch) if isinstance(microbatch, tuple) else model(microbatch)
-    missing = [name for name in names if name not in found]
+    missing = [name for name in names if name not in calls]
     if missing:
         raise InvalidTraining(
             f"the model's forward pass does not call the block {missing[0]!r}; name the modules that it calls, one "
             "after another"
         )
-    if list(found) != list(names):
+    if list(calls) != list(names):
         raise InvalidTraining(
-            f"the model calls its blocks in the order {', '.join(found)}, but they were named in the order "
+            f"the model calls its blocks in the order {', '.join(calls)}, but they were named in the order "
             f"{', '.join(names)}; name them in the order of the calls"
         )
-    return found
+    return calls
 
 
 @contextmanager

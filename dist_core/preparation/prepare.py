@@ -75,16 +75,16 @@ def prepared(
     """
     if parts < 1 or parts >= 10**MOST_DIGITS:
         raise InvalidTraining(f"prepared({name!r}) has {parts} parts; it takes 1 to {10**MOST_DIGITS - 1}")
-    given = dict(arguments or {})
+    plain_arguments = dict(arguments or {})
     replica = present_replica()
     home = Path(folder) if folder is not None else _home()
-    place = home / address_of(name, make, given, parts)
+    place = home / address_of(name, make, plain_arguments, parts)
     place.mkdir(parents=True, exist_ok=True)
     paths = [place / f"part-{index:05d}-of-{parts:05d}.arrow" for index in range(parts)]
     missing = [index for index in range(parts) if not paths[index].exists()]
     if missing:
         replica.warn(f"data {name!r} is being prepared: {len(missing)} of {parts} parts are missing")
-        _make_all(name, make, given, paths, place, most_bytes)
+        _make_all(name, make, plain_arguments, paths, place, most_bytes)
     return PreparedData(name, paths)
 
 
@@ -176,14 +176,14 @@ def address_of(name: str, make: Callable[..., Any], arguments: Mapping[str, Any]
             "or digit"
         )
     try:
-        given = json.dumps(dict(arguments), sort_keys=True, default=_as_json)
+        text = json.dumps(dict(arguments), sort_keys=True, default=_as_json)
     except TypeError as error:
         raise InvalidTraining(
             f"prepared({name!r}) was given arguments that cannot be written as JSON ({error}). Use numbers, strings, "
             "and lists and dictionaries of them"
         ) from None
     digest = hashlib.sha256()
-    for part in (given, str(parts), *_sources(make, {})):
+    for part in (text, str(parts), *_sources(make, {})):
         digest.update(part.encode())
         digest.update(b"\0")
     return f"{name}-{digest.hexdigest()[:_SHOWN]}"
@@ -204,19 +204,19 @@ def _sources(used: Any, seen: dict[str, None]) -> list[str]:
     if key in seen:
         return []
     seen[key] = None
-    found = [key, _source(function)]
+    sources = [key, _source(function)]
     if isinstance(function, FunctionType):
         bound = inspect.getclosurevars(function).nonlocals
         spaces = {
             name: function.__globals__[name] for name in _names(function.__code__) if name in function.__globals__
         }
         for name, value in sorted({**spaces, **bound}.items()):
-            found += _sources_of_global(name, value, function.__module__, seen)
+            sources += _sources_of_global(name, value, function.__module__, seen)
     elif isinstance(function, type):
         for name, value in sorted(vars(function).items()):
             if isinstance(value, FunctionType):
-                found += _sources_of_global(name, value, function.__module__, seen)
-    return found
+                sources += _sources_of_global(name, value, function.__module__, seen)
+    return sources
 
 
 def _sources_of_global(name: str, value: Any, module: str, seen: dict[str, None]) -> list[str]:

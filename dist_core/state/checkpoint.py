@@ -100,13 +100,13 @@ def flush(path: Path) -> None:
 
 def _abandoned(folder: Path) -> list[Path]:
     """Return what a writer that was killed has left; another replica may be writing at this moment."""
-    found = []
+    abandoned = []
     for partial in folder.glob("partial-*"):
         with contextlib.suppress(OSError):
             touched = max(path.stat().st_mtime for path in (partial, *partial.iterdir()))
             if time.time() - touched > ABANDONED_SECONDS:
-                found.append(partial)
-    return found
+                abandoned.append(partial)
+    return abandoned
 
 
 def verify(path: Path, manifest: dict[str, Any]) -> None:

@@ -59,13 +59,13 @@ class CheckpointReader(StorageReader):
         return Path(checkpoint_id).is_dir()
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        found = newest_in_parts(self._folder)
-        if found is None:
+        newest = newest_in_parts(self._folder)
+        if newest is None:
             raise InvalidCheckpoint(
                 f"{self._folder} contains no valid checkpoint; give the folder of a trial that has written one: "
                 "checkpoints/<trial> in the scheduler's state folder, as long as the trial has not ended"
             )
-        states = merged([load_checkpoint(path, in_place=True) for path in found[0]])
+        states = merged([load_checkpoint(path, in_place=True) for path in newest[0]])
         models = [name for name, state in states.items() if _weights_in(state)]
         chosen = models[0] if self._model is None and len(models) == 1 else self._model
         if chosen not in models:

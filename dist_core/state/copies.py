@@ -22,18 +22,18 @@ def host_memory_for(tensor: torch.Tensor) -> torch.Tensor:
 
 def in_host_memory(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Return each tensor as it is now, contiguous and ready to be read: itself where it already lies in host memory."""
-    found, marks = [], []
+    copies, marks = [], []
     for tensor in tensors:
         device = device_of(tensor)
         if device.is_host:
-            found.append(tensor.contiguous())
+            copies.append(tensor.contiguous())
         else:
-            found.append(host_memory_for(tensor))
-            device.copy(found[-1], tensor)
+            copies.append(host_memory_for(tensor))
+            device.copy(copies[-1], tensor)
             marks.append(device.mark())
     for mark in marks:
         mark.wait()
-    return found
+    return copies
 
 
 class Copying:

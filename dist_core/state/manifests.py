@@ -47,12 +47,12 @@ def sequences(folder: Path) -> list[tuple[int, Path]]:
     """(sequence, path) of the checkpoint folders, newest first."""
     if not folder.is_dir():
         return []
-    found = [
+    numbered = [
         (int(path.name.removeprefix(PREFIX)), path)
         for path in folder.iterdir()
         if path.name.startswith(PREFIX) and path.name.removeprefix(PREFIX).isdigit()
     ]
-    return sorted(found, reverse=True)
+    return sorted(numbered, reverse=True)
 
 
 def checkpoints_of(folder: Path) -> list[Path]:

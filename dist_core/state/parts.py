@@ -48,14 +48,14 @@ ALONE = Readers()
 def newest_in_parts(folder: Path, readers: Readers = ALONE) -> tuple[list[Path], dict[str, Any]] | None:
     """Paths of the parts of the newest checkpoint of which all verify, and its manifest; others are warned of."""
     for name in readers.first_says([path.name for path in checkpoints_of(folder)]):
-        path, found = folder / name, list[Part]()
+        path, parts = folder / name, list[Part]()
         try:
-            found = _verified(path, readers)
+            parts = _verified(path, readers)
         except InvalidCheckpoint as error:
             logger.warning("checkpoint skipped path=%s reason=%s", path, error)
-        [damaged] = readers.sum([float(not found)])
-        if found and not damaged:
-            return [part for part, _ in found], found[0][1]
+        [damaged] = readers.sum([float(not parts)])
+        if parts and not damaged:
+            return [part for part, _ in parts], parts[0][1]
     return None
 
 

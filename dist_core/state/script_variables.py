@@ -139,7 +139,7 @@ class ScriptVariables(Listener):
         if self._frame is None or self._waiting:
             return self._waiting
         self.look()
-        now, found = dict(self._leaves()), {}
+        now, variables = dict(self._leaves()), {}
         for path in self._have_changed:
             value = now.get(path, _NOTHING)
             if value is _NOTHING or not _is_plain(value, MOST_ITEMS):
@@ -147,11 +147,11 @@ class ScriptVariables(Listener):
                 if content is None:
                     self._tell(path)
                     continue
-                found[path] = {"state": content}
+                variables[path] = {"state": content}
             else:
-                found[path] = {"value": value}
+                variables[path] = {"value": value}
         within = self._position.in_training_loop
-        return {"code": _name_of(self._frame.f_code), "in_loop": within, "variables": found}
+        return {"code": _name_of(self._frame.f_code), "in_loop": within, "variables": variables}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self._frame is None:

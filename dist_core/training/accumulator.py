@@ -199,9 +199,8 @@ class Accumulator(MutableMapping[str, Any]):
         if group.world_size == 1:
             return self._pending
         keys = sorted({key for keys in group.gather_json(sorted(self._pending)) for key in keys})
-        values = torch.tensor([self._pending.get(key, 0.0) for key in keys], dtype=torch.float64)
-        group.sum(values, what=str(keys))
-        return dict(zip(keys, values.tolist(), strict=True))
+        sums = group.sum_of(*(self._pending.get(key, 0.0) for key in keys), what=str(keys))
+        return dict(zip(keys, sums, strict=True))
 
     def mark(self) -> None:
         """Mark a point to which additions may have to be taken back."""

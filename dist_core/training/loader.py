@@ -35,11 +35,9 @@ from dist_core.data.parted_source import PartedSource
 from dist_core.data.source import StreamSource, batch_source
 from dist_core.errors import InvalidTraining
 from dist_core.generations.decision import fingerprint
-from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.goodput import BatchBounds, fixed_choice
 from dist_core.state.seeds import FIRST_SEED, seed_of_script
 from dist_core.tensorboard import write_scalars
-from dist_core.training.looped import Looped
 from dist_core.training.training_loop import MOST_DRY_BATCHES, LoopMarks, TrainingLoop
 from dist_core.trial.current import get_core
 from dist_core.trial.replica import Replica
@@ -249,7 +247,8 @@ class AdaptiveDataLoader:
         total = None
         if place.is_last_micro_batch:
             here = sum(place.amounts) + amount
-            total = core.together(functools.partial(_summed, here), otherwise=lambda: here)
+            what = "what losses are means over"
+            total = core.together(lambda group: group.sum_of(here, what=what)[0], otherwise=lambda: here)
         for model in core.models:
             model.passes.weigh(amount, total)
 
@@ -347,12 +346,6 @@ def _is_seeded(generator: Any) -> bool:
     return isinstance(generator, torch.Generator) and generator.initial_seed() != FIRST_SEED
 
 
-def _summed(value: float, group: ReplicaGroup) -> float:
-    vector = torch.tensor([value], dtype=torch.float64)
-    group.sum(vector, what="what losses are means over")
-    return float(vector)
-
-
 _UPDATE_BN = inspect.unwrap(torch.optim.swa_utils.update_bn).__code__
 """Takes the statistics of batch norms from all batches of a loader."""
 
@@ -367,35 +360,32 @@ def current_dataloader() -> AdaptiveDataLoader | None:
 class Evaluation:
     """``training``: the same loader's loop that trains. ``shared``: whether each replica has its share."""
 
-    def __init__(self, loader: Looped, training: TrainingLoop, *, shared: bool = True) -> None:
+    def __init__(self, loader: AdaptiveDataLoader, training: TrainingLoop, *, shared: bool = True) -> None:
         self._loader = loader
         self._training = training
         self._shared = shared
 
     def evaluate(self, core: Replica, seen: tuple[int, int] | None = None) -> Iterator[Any]:
+        """One pass without training: this replica's share of the samples, nothing shared with the others.
+
+        ``seen``: first and number of those, in the order of training, that the replicas have had already.
+        """
         core.loops.go_on_behind()
         run = core.position.runs
         core.loops.evaluations += 1
         core.position.evaluation_begins()
         try:
-            for batch in self._share(core, seen):
+            rank, world_size, size = self._division(core)
+            workers = core.habits.stream_workers or 1
+            share = self._loader.source.evaluation(
+                rank=rank, world_size=world_size, batch=size, workers=workers, seen=seen
+            )
+            for batch in share:
                 if not core.position.in_training_loop:
                     core.departure.leave_evaluation_if_asked()
                 yield batch
         finally:
             core.loops.evaluations -= core.position.runs == run
-
-    def _share(self, core: Replica, seen: tuple[int, int] | None) -> Iterator[Any]:
-        """One pass without training: this replica's share of the samples, nothing shared with the others.
-
-        ``seen``: first and number of those, in the order of training, that the replicas have had already.
-        """
-        rank, world_size, batch = self._division(core)
-        workers = core.habits.stream_workers or 1
-        share: Iterator[Any] = self._loader.source.evaluation(
-            rank=rank, world_size=world_size, batch=batch, workers=workers, seen=seen
-        )
-        return share
 
     def _division(self, core: Replica) -> tuple[int, int, int]:
         """Return the share's index, the number of shares, and the batch size, smaller if there are few samples."""
@@ -446,7 +436,7 @@ class Evaluation:
         undo = core.rollback.remember()
         trained = False
         for model in core.models:
-            model.passes.begin_probe()
+            model.step_place.begin_probe()
         try:
             for batch in self.evaluate(core, seen):
                 yield batch

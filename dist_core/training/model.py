@@ -28,10 +28,9 @@ from dist_core.gradients.wrapped_state import WrappedState
 from dist_core.link.environment import gpu_share
 from dist_core.tensorboard import write_scalars
 from dist_core.torch_private import leave_uncompiled, no_buffer_sync
-from dist_core.training.measured_model import MeasuredModel
 from dist_core.training.reduction import BucketReduction
 from dist_core.training.step_passes import StepPasses
-from dist_core.training.wrapped_model import WrappedModel, as_list, measurements_of, schedules_in
+from dist_core.training.wrapped_model import MeasuredModel, WrappedModel, as_list, measurements_of, schedules_in
 from dist_core.trial.current import get_core
 
 AUTO_CAPS_MB = (25.0, 4.0, 100.0)

@@ -14,7 +14,7 @@ from dist_core.gradients.checks import refuse_unreduced, refuse_what_is_missing
 from dist_core.gradients.optimizers import keeps_its_closure
 from dist_core.gradients.patched_calls import updating
 from dist_core.training.batch_scale import BatchScale
-from dist_core.training.passes_of_steps import WrappedPasses
+from dist_core.training.passes_of_steps import PassesOfSteps
 from dist_core.trial.replica import Replica
 
 
@@ -25,7 +25,7 @@ class OptimizerSteps:
         self,
         core: Replica,
         optimizers: Sequence[torch.optim.Optimizer],
-        passes: WrappedPasses,
+        passes: PassesOfSteps,
         scale: BatchScale,
     ) -> None:
         self._core = core

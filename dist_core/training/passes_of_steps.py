@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 
 from dist_core.gradients.earlier_passes import EarlierGradients
 from dist_core.gradients.noise.measurements import Measurements
 from dist_core.gradients.step_place import StepPlace
-from dist_core.training.reduction import Reduction
-from dist_core.trial.participants import Passes
+from dist_core.trial.participants import Passes, Reduction
 
 
-class WrappedPasses(Passes, Protocol):
-    """Passes of a model's steps, with what they go through."""
-
-    place: StepPlace
-    over: Reduction
-    """Sums the gradients."""
-    measurements: Measurements
-
-
-class PassesOfSteps:
+class PassesOfSteps(Passes):
     """``over``: what sums gradients; ``measurements``: of their noise."""
 
     def __init__(
@@ -41,10 +30,6 @@ class PassesOfSteps:
 
     def take_back_gradients(self) -> None: ...
 
-    def begin_probe(self) -> None:
-        """A loop over evaluation batches begins; should an optimizer step in it, nothing of it counts."""
-        self.place.begin_probe()
-
     def end_probe(self, *, trained: bool) -> None:
         self.place.end_probe()
         if trained:
@@ -58,13 +43,11 @@ class PassesOfSteps:
         summing.passive, summing.measuring = True, False
 
     def end_dry(self) -> None:
-        """End the dry steps of a replica that is alone, and leave none of their gradients."""
         self.place.is_dry = False
         self.over.group.passive = False
         self.drop_gradients()
 
     def leave(self) -> None:
-        """Leave the loader's steps, and keep nothing of a step that was left in its middle."""
         self.place.leave()
         self._hidden.drop()
         self.over.group.measuring = False

@@ -22,7 +22,7 @@ from dist_core.gradients.synchronized_norms import SynchronizedNorms
 from dist_core.gradients.wrapped_state import WrappedState
 from dist_core.torch_private import loss_scale_of
 from dist_core.training.passes_of_steps import PassesOfSteps
-from dist_core.training.reduction import Reduction
+from dist_core.training.reduction import BucketReduction
 from dist_core.trial.replica import Replica
 
 logger = logging.getLogger(__name__)
@@ -32,12 +32,14 @@ _LEAST_SHARE = 1e-6
 
 
 class StepPasses(PassesOfSteps):
+    over: BucketReduction
+
     def __init__(
         self,
         core: Replica,
         module: torch.nn.Module,
         place: StepPlace,
-        over: Reduction,
+        over: BucketReduction,
         measurements: Measurements,
         wrapped: WrappedState,
     ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dist_core.data.division import Division, LoadedStep
 from dist_core.data.order import StepPlan
@@ -13,9 +13,11 @@ from dist_core.errors import InvalidTraining, RunAgain
 from dist_core.goodput import fixed_choice
 from dist_core.state.random_streams import seeded
 from dist_core.state.seeds import derived_seed
-from dist_core.training.looped import Looped
 from dist_core.training.step_times import StepTimes
 from dist_core.trial.replica import Replica
+
+if TYPE_CHECKING:
+    from dist_core.training.loader import AdaptiveDataLoader
 
 MOST_DRY_BATCHES = 64
 """A joiner that has taken no gradient by then takes none in this loop."""
@@ -49,7 +51,7 @@ class LoopMarks:
 class TrainingLoop:
     """Lives as long as somebody iterates; ``marks`` are the loader's."""
 
-    def __init__(self, loader: Looped, marks: LoopMarks) -> None:
+    def __init__(self, loader: AdaptiveDataLoader, marks: LoopMarks) -> None:
         self._loader = loader
         self._marks = marks
 
@@ -69,8 +71,8 @@ class TrainingLoop:
             core.registry.register(self._loader.name, self._loader.cursor)
         if not core.joined:
             yield from self._dry_steps(core)
-        if core.loops.stands_behind_next:
-            # And behind all that the code before it has just done once more.
+        if core.position.is_behind_next_loop and not core.generation.joining:
+            # Resumed within this loop or behind it, and behind all that the code before it has just done once more.
             core.rollback.go_back_behind_loop()
         started_passes = self._passes_before(core)
         if self._was_completed(core, started_passes):
@@ -117,7 +119,8 @@ class TrainingLoop:
         if not left_out or has_begun or cursor.position:
             return
         core.position.leave_out(left_out)
-        if left_out < self._loader.source.num_samples:
+        samples = self._loader.source.num_samples
+        if samples is not None and left_out < samples:
             cursor.position = left_out
         else:
             cursor.end_pass()

@@ -13,14 +13,12 @@ import torch
 
 from dist_core.device import Device, Elapsed
 from dist_core.errors import InvalidTraining
-from dist_core.generations.group_needs import GroupNeeds
-from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.goodput import GradientStatistics
 from dist_core.gradients.learning_rate import ScalingRule
+from dist_core.gradients.noise.estimator import NoiseScale
 from dist_core.gradients.noise.measurements import Measurements
 from dist_core.gradients.noise.norms import AdamPreconditioner, is_adam
 from dist_core.gradients.patched_calls import intercept_optimizer, intercept_scaler, intercept_scheduler, models_of
-from dist_core.gradients.scaled_rates import ScaledRates
 from dist_core.gradients.schedules import has_ended, schedules_unknown, takes_metric, takes_position
 from dist_core.gradients.step_place import StepPlace
 from dist_core.gradients.wrapped_state import WrappedSchedules
@@ -28,7 +26,7 @@ from dist_core.state.manifests import PARTS
 from dist_core.state.states import FunctionState
 from dist_core.training.batch_scale import BatchScale
 from dist_core.training.optimizer_steps import OptimizerSteps
-from dist_core.training.passes_of_steps import WrappedPasses
+from dist_core.training.passes_of_steps import PassesOfSteps
 from dist_core.trial.replica import Replica
 
 
@@ -76,7 +74,7 @@ class WrappedModel:
         core: Replica,
         outer: torch.nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
-        passes: WrappedPasses,
+        passes: PassesOfSteps,
         state: ModelState,
         *,
         scaling_rule: str | ScalingRule | None,
@@ -96,9 +94,8 @@ class WrappedModel:
         self.noise_every = noise_every
         self.resyncs = False
         self._wrapped_state = state
-        self._rates = ScaledRates(scaling_rule, optimizers, core.warn)
         self._schedule_steps = ScheduleSteps(core, place)
-        self._scale = BatchScale(core, place, measurements, self._rates)
+        self._scale = BatchScale(core, place, measurements, optimizers, scaling_rule)
         self._steps = OptimizerSteps(core, optimizers, passes, self._scale)
 
     def take_part(self, name: str | None) -> None:
@@ -118,7 +115,7 @@ class WrappedModel:
             intercept_scheduler(schedule, self)
         if self._wrapped_state.scaler is not None:
             intercept_scaler(self._wrapped_state.scaler, self)
-        self.use_group(core.generation.group)
+        self.over.use(core.generation.group)
         core.registry.register(
             name or core.registry.unique_name("model"), FunctionState(self._save, self._load, self._inherit)
         )
@@ -128,9 +125,6 @@ class WrappedModel:
     @property
     def training(self) -> bool:
         return self._outer.training
-
-    def end_training_loop(self) -> None:
-        self.passes.leave()
 
     @property
     def is_last_micro_batch(self) -> bool:
@@ -162,27 +156,7 @@ class WrappedModel:
         if self._is_primary and self.step_place.step is not None:
             self._core.shared_step.launch()
 
-    # ------------------------------------------------------------------ the group it reduces over
-
-    @property
-    def group_needs(self) -> GroupNeeds:
-        return self.over.needs
-
-    def use_group(self, group: ReplicaGroup) -> None:
-        """Reduce over another group from the next step on; all its replicas call this at the same step boundary.
-
-        Raises InvalidTraining when the group lacks what this model's strategies need.
-        """
-        self.over.use(group)
-
-    @property
-    def tuning_proposal(self) -> int | None:
-        """On rank 0, the candidate to keep once all have been timed; None before, and after it was announced."""
-        return self.over.proposal
-
-    def tune(self, announced: int | None) -> None:
-        """At a step boundary, on all replicas: go to the next candidate, or to the one that rank 0 announced."""
-        self.over.tune(announced)
+    # ------------------------------------------------------------------ a step's end, and its round
 
     @property
     def reduction(self) -> Elapsed | None:
@@ -191,8 +165,6 @@ class WrappedModel:
         None where nothing was reduced.
         """
         return self._steps.reduction
-
-    # ------------------------------------------------------------------ a step's end, and its round
 
     def norms_to_sum(self) -> tuple[float, float]:
         """Return this replica's part of the round that is being launched."""
@@ -219,7 +191,7 @@ class WrappedModel:
 
     def rates(self) -> list[float]:
         """The learning rates as the user and the schedules have set them; those that lie on a GPU are left out."""
-        return self._rates.as_set()
+        return self._scale.rates_as_set()
 
     @property
     def learning_rate_factor(self) -> float:
@@ -348,3 +320,28 @@ def _with_metric(agree: Callable[[float], float], args: tuple[Any, ...], kwargs:
         kwargs["metrics"] = agree(float(kwargs["metrics"]))
         return args
     return (agree(float(args[0])), *args[1:]) if args else args
+
+
+class MeasuredModel:
+    """What code of a user's can ask of a model that it has wrapped, whichever way."""
+
+    part: WrappedModel
+
+    @property
+    def is_last_micro_batch(self) -> bool:
+        self.part.step_place.is_asked_for = True
+        return self.part.is_last_micro_batch
+
+    @property
+    def noise(self) -> NoiseScale:
+        return self.part.measurements.noise
+
+    @property
+    def statistics(self) -> GradientStatistics | None:
+        """Squared norm of this model's gradient and its variance at the initial batch size, once measured."""
+        return self.part.statistics
+
+    @property
+    def gain(self) -> float:
+        """Steps at the initial batch size that the present step is worth."""
+        return self.part.gain

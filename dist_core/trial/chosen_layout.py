@@ -72,26 +72,28 @@ class ChosenLayout(Listener):
         replica's, which the scheduler then starts. ``whole_seconds``: of a pass on one slot, in the terms' units.
         """
         memory = math.inf if slot_memory is None else slot_memory
-        mine = [each for each in terms if each.layout.slots == self._members]
+        terms_of_size = [each for each in terms if each.layout.slots == self._members]
         if self.is_choice:
             assert self._environment is not None
             asked = Layout.from_name(self._environment.layout)
             if asked.kind or asked.recomputes:
-                mine = [each for each in mine if each.layout == asked] or mine
-        if not mine:
+                terms_of_size = [each for each in terms_of_size if each.layout == asked] or terms_of_size
+        if not terms_of_size:
             raise InvalidTraining(
                 f"this model cannot be divided among the {self._members} slots of a replica; its possible layouts "
                 f"are: {', '.join(str(each.layout) for each in terms) or 'none'}. Use another number of slots"
             )
         fitting = usable(self._possible(terms), memory)
-        best = min(usable(self._possible(mine), memory) or mine, key=lambda each: (each.seconds, each.layout))
+        best = min(
+            usable(self._possible(terms_of_size), memory) or terms_of_size, key=lambda each: (each.seconds, each.layout)
+        )
         if not fitting if self.is_choice else best.fixed_bytes > memory:
             self._refuse(terms, memory)
         self._terms, self.slot_memory = (tuple(terms), slot_memory) if self.is_choice else ((), None)
         self.present, self.seconds = best.layout, best.seconds / whole_seconds
         self.name = self._memory_limit.layout = str(best.layout) if self.is_choice else ""
         self.is_settled = True
-        if self.is_choice and not (best.fits(memory) and best in self._possible(mine)):
+        if self.is_choice and not (best.fits(memory) and best in self._possible(terms_of_size)):
             # Divided without need, it trains until the scheduler has another.
             self._leave_for_another(best, fitting, memory)
         return best.layout

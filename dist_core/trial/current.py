@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
@@ -60,10 +60,7 @@ def reset_core() -> None:
     end()
 
 
-End = Callable[[int], None]
-
-
-def tell_by_status(replica: Participant, *, end: End = os._exit) -> None:
+def tell_by_status(replica: Participant) -> None:
     """Report by exit status, from now on, whatever ends this process's main thread."""
     before = sys.excepthook
 
@@ -72,10 +69,10 @@ def tell_by_status(replica: Participant, *, end: End = os._exit) -> None:
         if comes_of_loss(replica.present, error):
             # With what there is to be told, such as a bound of the batch that has just been learnt.
             replica.present.close()
-            _end(end, EXIT_PEER_LOST)
+            _end(EXIT_PEER_LOST)
 
     sys.excepthook = hook
-    atexit.register(_end_as_postponed, replica, end)
+    atexit.register(_end_as_postponed, replica)
 
 
 def comes_of_loss(replica: Participant, error: BaseException) -> bool:
@@ -93,18 +90,18 @@ def comes_of_loss(replica: Participant, error: BaseException) -> bool:
         return True
 
 
-def _end_as_postponed(replica: Participant, end: End) -> None:
+def _end_as_postponed(replica: Participant) -> None:
     """End with what was raised where Python would have swallowed it, while the script left its last loop."""
     try:
         replica.present.raise_postponed()
     except SystemExit as leaving:
-        _end(end, leaving.code if isinstance(leaving.code, int) else 1)
+        _end(leaving.code if isinstance(leaving.code, int) else 1)
     except PeerLost as error:
         sys.stderr.write(f"replica ends: {error}\n")
-        _end(end, EXIT_PEER_LOST)
+        _end(EXIT_PEER_LOST)
 
 
-def _end(end: End, status: int) -> None:
+def _end(status: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-    end(status)
+    os._exit(status)

@@ -25,7 +25,7 @@ class Entering:
     ) -> None:
         self._generation = generation
         self._membership = membership
-        self._batch = batch
+        self.batch = batch
         self._news = news
         self._life = life
 
@@ -35,19 +35,7 @@ class Entering:
         self._membership.commit(prepared)
         self._life.entered(self._generation.group.rank, self._generation.number)
         if agree:
-            self._batch.agree()
-
-    def forget_prepared(self) -> None:
-        """Let go of the generation that was prepared, which is about to be entered or given up."""
-        self._batch.forget_next()
-
-    def use_batch_for_next(self) -> None:
-        """Use the batch that the round has brought for the generation that is about to be entered."""
-        self._batch.use_for_next()
-
-    def agree_on_batch(self) -> None:
-        """Collective: for the generation that this replica stays in after all."""
-        self._batch.agree()
+            self.batch.agree()
 
     def say_that_we_switched(self, since: float | None = None) -> None:
         """``since``: when training stopped for it, by ``time.perf_counter``."""

@@ -16,10 +16,7 @@ from dist_core.trial.rollback import Rollback
 
 
 class Loops(Listener):
-    def __init__(
-        self, generation: Generation, position: Position, rollback: Rollback, leaving: Leaving, life: Life
-    ) -> None:
-        self._generation = generation
+    def __init__(self, position: Position, rollback: Rollback, leaving: Leaving, life: Life) -> None:
         self._position = position
         self._rollback = rollback
         self._leaving = leaving
@@ -79,11 +76,6 @@ class Loops(Listener):
         self._position.go_back_into_loop()
         if self._left is not None:
             self._left.cursor.left = False
-
-    @property
-    def stands_behind_next(self) -> bool:
-        """Tell whether the trial was resumed within the training loop that this process comes to, or behind it."""
-        return not self._generation.joining and self._position.is_behind_next_loop
 
 
 class EvaluationState(Listener):

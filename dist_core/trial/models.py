@@ -51,7 +51,7 @@ class Models(Voter, Listener):
         """Process groups that the models' reductions want in every generation."""
         needs = GroupNeeds()
         for model in self:
-            needs |= model.group_needs
+            needs |= model.over.needs
         return needs
 
     @property
@@ -145,16 +145,16 @@ class Models(Voter, Listener):
 
     def entered(self, rank: int, number: int) -> None:
         for model in self:
-            model.use_group(self._generation.group)
+            model.over.use(self._generation.group)
 
     def lost(self) -> None:
         for model in self:
-            model.use_group(self._generation.group)
+            model.over.use(self._generation.group)
             model.passes.drop_gradients()
 
     def loop_ended(self) -> None:
         for model in self:
-            model.end_training_loop()
+            model.passes.leave()
 
     def lay_out_buckets(self) -> None:
         """Take part where the others' forward pass lays gradient buckets out anew."""
@@ -185,7 +185,7 @@ class Models(Voter, Listener):
     def put(self) -> Sequence[float]:
         numbers: list[float] = []
         for model in self:
-            proposal = model.tuning_proposal if self._generation.group.rank == 0 else None
+            proposal = model.over.proposal if self._generation.group.rank == 0 else None
             numbers += (*model.norms_to_sum(), 0.0 if proposal is None else proposal + 1.0)
         return numbers
 
@@ -194,7 +194,7 @@ class Models(Voter, Listener):
             first, second, chosen = agreed[_NUMBERS * index : _NUMBERS * (index + 1)]
             model.passes.end_step()
             model.take_norms(first, second)
-            model.tune(round(chosen) - 1 if chosen else None)
+            model.over.tune(round(chosen) - 1 if chosen else None)
 
 
 def _needs_several(module: torch.nn.Module) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from dist_core.data.order import StepPlan
-from dist_core.device import Device, Elapsed
+from dist_core.device import Device, Elapsed, Mark
 from dist_core.generations.group_needs import GroupNeeds
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.goodput import BatchBounds, GradientStatistics
@@ -109,10 +109,6 @@ class Passes(Protocol):
         """Leave the loader's steps, and keep nothing of a step that was left in its middle."""
         ...
 
-    def begin_probe(self) -> None:
-        """A loop over evaluation batches begins; should an optimizer step in it, nothing of it counts."""
-        ...
-
     def end_probe(self, *, trained: bool) -> None: ...
 
     def begin_dry(self) -> None:
@@ -130,6 +126,47 @@ class Passes(Protocol):
         ...
 
 
+class Summing(Protocol):
+    """Summing of one group's gradients, as the passes and the optimizer see it."""
+
+    passive: bool
+    """A pass that other replicas take no part in."""
+    measuring: bool
+    last_bucket: Mark | None
+    reduced: bool
+    """True once gradients have come to be summed in the present step."""
+
+
+class Reduction(Protocol):
+    """Over the group that trains at present."""
+
+    @property
+    def group(self) -> Summing: ...
+
+    @property
+    def is_alone(self) -> bool: ...
+
+    @property
+    def needs(self) -> GroupNeeds: ...
+
+    def use(self, group: ReplicaGroup) -> None: ...
+
+    @property
+    def proposal(self) -> int | None: ...
+
+    def tune(self, announced: int | None) -> None: ...
+
+    def note_update(self) -> None: ...
+
+    def whole_replica_agrees(self, succeeded: bool) -> bool:
+        """Tell whether the step's sums are whole on all processes of this replica, given this one's own answer."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
 class TrainedModel(Protocol):
     """A wrapped model, as its trial and the loader that announces the steps see it."""
 
@@ -140,6 +177,11 @@ class TrainedModel(Protocol):
     device_of_gradients: Device
     step_place: StepPlace
     """Place of the training loop within a step."""
+
+    @property
+    def over(self) -> Reduction:
+        """Return what sums its gradients."""
+        ...
 
     @property
     def training(self) -> bool: ...
@@ -155,17 +197,6 @@ class TrainedModel(Protocol):
         """
         ...
 
-    def end_training_loop(self) -> None: ...
-
-    # ------------------------------------------------------------------ the group it reduces over
-
-    @property
-    def group_needs(self) -> GroupNeeds: ...
-
-    def use_group(self, group: ReplicaGroup) -> None:
-        """Reduce over another group from the next step on; all its replicas call this at the same step boundary."""
-        ...
-
     # ------------------------------------------------------------------ a step's round
 
     def norms_to_sum(self) -> tuple[float, float]:
@@ -175,13 +206,6 @@ class TrainedModel(Protocol):
     def take_norms(self, first: float, second: float) -> None:
         """The sums over the replicas, the same on all of them."""
         ...
-
-    @property
-    def tuning_proposal(self) -> int | None:
-        """The way to reduce that is to be kept, once all have been timed and until it is announced."""
-        ...
-
-    def tune(self, announced: int | None) -> None: ...
 
     # ------------------------------------------------------------------ what it knows
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from dist_core.errors import EXIT_PREEMPTED, ReplicaExit
 from dist_core.generations.membership import Membership
@@ -18,75 +18,15 @@ from dist_core.link.hints_sender import HintsSender
 from dist_core.state.states import StateRegistry
 from dist_core.when_imported import when_imported
 
+if TYPE_CHECKING:
+    from dist_core.trial.replica import Replica
+
 logger = logging.getLogger(__name__)
 
 UNWATCHED_SECONDS = 0.3
 """Code that is over by then has needed nobody who watches for what happens to its trial."""
-
-
-class Participant(Protocol):
-    """Process in which an objective runs, as its trial sees it."""
-
-    environment: ReplicaEnvironment | None
-    channel: ControlChannel | None
-    membership: Membership | None
-    registry: StateRegistry
-
-    @property
-    def joined(self) -> bool: ...
-
-    @property
-    def broken(self) -> str | None:
-        """Why what replicas do at present does not count, once one is lost."""
-        ...
-
-    @property
-    def is_outside(self) -> bool:
-        """Tell whether this replica comes to a trial that trains, and has not been let in."""
-        ...
-
-    @property
-    def progress(self) -> float: ...
-
-    @property
-    def present(self) -> Participant:
-        """Return who has this participant's place by now."""
-        ...
-
-    @property
-    def reports(self) -> bool:
-        """Tell whether this replica speaks for the trial."""
-        ...
-
-    @property
-    def stands_alone(self) -> bool:
-        """Tell whether there is nobody to do collectives with so far."""
-        ...
-
-    @property
-    def passes_do_not_count(self) -> bool: ...
-
-    def together(self, action: Callable[[Any], Any], *, otherwise: Callable[[], Any] | None = None) -> Any: ...
-
-    def raise_postponed(self) -> None: ...
-
-    def warn(self, message: str) -> None:
-        """A sentence for whoever reads this trial's history and its log."""
-        ...
-
-    def leave_if_asked(self) -> None: ...
-
-    def can_run_again(self, error: BaseException) -> bool:
-        """Tell whether the user's code, which ended with this error, is to run again; made ready for that."""
-        ...
-
-    def free_device_memory(self) -> None: ...
-
-    def was_torn(self, error: BaseException) -> bool:
-        """Tell whether the error says that another process of this replica is gone."""
-        ...
-
-    def close(self) -> None: ...
+Participant: TypeAlias = "PlainReplica | Replica"
+"""The process in which an objective runs, as its trial sees it."""
 
 
 class PlainReplica:

@@ -67,17 +67,14 @@ class Rendezvous:
 
     def sum_between_steps(self, values: Sequence[float]) -> list[float] | None:
         """Sums over all replicas; None if one was lost, and the others have rebuilt the trial without it."""
-        vector = torch.tensor(values, dtype=torch.float64)
         try:
             if self._generation.broken is not None:
                 raise PeerLost(self._generation.broken)
-            self._generation.group.sum(vector, what="samples of a step")
+            return self._generation.group.sum_of(*values, what="samples of a step")
         except PeerLost as error:
             self._generation.mark_broken(str(error))
             self._healing.heal(in_step=True)
             return None
-        sums: list[float] = vector.tolist()
-        return sums
 
 
 class MetricMean:

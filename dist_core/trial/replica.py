@@ -199,7 +199,7 @@ class Replica:
         self.outside = OutsideOfLoops(
             self.environment, generation, self.resumption, self.random, self.pacing, self.news
         )
-        self.loops = Loops(generation, position, self.rollback, self.leaving, self.life)
+        self.loops = Loops(position, self.rollback, self.leaving, self.life)
         self.steps = Steps(self.shared_step, position, self.models, self.pacing, self.healing, self.life)
         self.rerun = Rerun(generation, self.batch, self.loops, self.rollback, self.news, self.life)
         profile = emulated_profile()

@@ -55,12 +55,12 @@ class _Look:
         return self
 
     def values(self) -> list[list[float]]:
-        found, start = [], 0
+        rows, start = [], 0
         for count, kind in zip(self.counts, self.kinds, strict=True):
             size = count * kind.itemsize
-            found.append(self.content[start : start + size].view(kind).double().tolist())
+            rows.append(self.content[start : start + size].view(kind).double().tolist())
             start += size
-        return found
+        return rows
 
 
 class SameWeights(Voter, Listener):
@@ -178,7 +178,7 @@ class SameWeights(Voter, Listener):
     # ------------------------------------------------------------------ looking
 
     def _comparable(self) -> list[Named]:
-        found: list[Named] = []
+        named: list[Named] = []
         for number, model in enumerate(self._models):
             prefix = "" if len(self._models) == 1 else f"model {number}: "
             for name, parameter in model.module.named_parameters():
@@ -186,8 +186,8 @@ class SameWeights(Voter, Listener):
                     parameter.dim() == 4 and parameter.is_contiguous(memory_format=torch.channels_last)
                 )
                 if parameter.requires_grad and lies_together and parameter.numel() and _is_plain(parameter):
-                    found.append((prefix + name, parameter))
-        return [each for each in found if each[1].device == found[0][1].device]
+                    named.append((prefix + name, parameter))
+        return [each for each in named if each[1].device == named[0][1].device]
 
     def _arrived(self, step: int, weights: list[Named]) -> _Look | None:
         """Give a look at weights on a device that has arrived; the next one begins then."""

@@ -11,8 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
-
 from dist_core.errors import InvalidTraining, PeerLost
 from dist_core.generations.generation import Generation
 from dist_core.generations.step_vote import Round, StepVote, Voter
@@ -74,7 +72,7 @@ class SharedStep(Voter):
         if amount is None or self._generation.broken is not None:
             return
         try:
-            group.sum(torch.tensor([amount], dtype=torch.float64), what="what losses are means over")
+            group.sum_of(amount, what="what losses are means over")
         except PeerLost as error:
             self._generation.mark_broken(str(error))
 

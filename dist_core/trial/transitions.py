@@ -48,7 +48,7 @@ class Transitions(Voter):
         decision = self._switch.decide(prepared, agreed)
         if decision is Decision.STAY:
             return
-        self._entering.forget_prepared()
+        self._entering.batch.forget_next()
         if decision is Decision.ABANDON:
             self._switch.abandon(prepared)
         else:
@@ -66,10 +66,10 @@ class Transitions(Voter):
                 self._departure.leave_paused()
             self._departure.make_way()
         # Before the state is handed over: it goes to the joiners with it.
-        self._entering.use_batch_for_next()
+        self._entering.batch.use_for_next()
         if self._switch.has_joiners(prepared):
             if not self._switch.hand_over(prepared):
-                self._entering.agree_on_batch()
+                self._entering.batch.agree()
                 return
             self._entering.enter(prepared, agree=False)
         else:

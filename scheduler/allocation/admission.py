@@ -78,11 +78,11 @@ def _levels(views: Sequence[TrialView], now: float, served: Set[str]) -> dict[st
     by_study: dict[str, list[TrialView]] = {}
     for view in views:
         by_study.setdefault(view.study, []).append(view)
-    for study, mine in by_study.items():
+    for study, views_of_study in by_study.items():
         if study in served:
             continue
         # The time it has spent without slots; it stands still while it runs, so a trial keeps what it has gained.
-        first = min(mine, key=lambda view: (not view.held_slots, _waiting_since(view), view.trial_id))
+        first = min(views_of_study, key=lambda view: (not view.held_slots, _waiting_since(view), view.trial_id))
         levels[first.trial_id] += int(max(0.0, now - _waiting_since(first)) // AGING_SECONDS)
     return levels
 
@@ -120,12 +120,12 @@ def _by_share(views: Sequence[TrialView]) -> list[TrialView]:
     queues: dict[str, list[TrialView]] = {}
     for view in reversed(_in_order(views)):
         queues.setdefault(view.study, []).append(view)
-    given = dict.fromkeys(queues, 0)
+    slots_given = dict.fromkeys(queues, 0)
     order = []
     while queues:
-        study = min(queues, key=lambda name: (_share(queues[name][-1], given[name]), name))
+        study = min(queues, key=lambda name: (_share(queues[name][-1], slots_given[name]), name))
         view = queues[study].pop()
-        given[study] += view.min_slots
+        slots_given[study] += view.min_slots
         order.append(view)
         if not queues[study]:
             del queues[study]

@@ -102,11 +102,11 @@ def _marginal_speeds(views: list[TrialView], settings: AutoscaleSettings) -> Flo
     """Return what each further slot adds, in units of a first slot, largest first."""
     total = sum(offer.most_nodes * offer.slots for offer in settings.offers)
     node_slots = max((offer.slots for offer in settings.offers), default=1)
-    found: list[float] = []
+    slopes: list[float] = []
     for view in views:
         least = min(view.min_slots, total)
         # Minimums are served whatever they bring.
-        found += [1.0] * least
+        slopes += [1.0] * least
         if view.model is None:
             continue
         reach = min(view.max_slots, int(settings.exploration * max(1, view.model.most_profiled)), total)
@@ -115,8 +115,8 @@ def _marginal_speeds(views: list[TrialView], settings: AutoscaleSettings) -> Flo
             continue
         speeds = (view.model.curve(node_slots, counts) / view.model.curve(node_slots, np.array([1]))[0]).tolist()
         for slope, _, before, after in envelope(counts.tolist(), speeds, 0, 0):
-            found += [min(slope, 1.0)] * int(counts[after] - counts[before])
-    return np.sort(np.array(found))[::-1]
+            slopes += [min(slope, 1.0)] * int(counts[after] - counts[before])
+    return np.sort(np.array(slopes))[::-1]
 
 
 class Autoscaler:

@@ -90,7 +90,6 @@ def prices(
     remaining: Floats,
     segments: Callable[[], Sequence[Sequence[tuple[float, float]]]],
     total: float,
-    spread: float = SPREAD,
 ) -> Floats:
     """dV/dx for each trial: seconds of completion time saved per second of its work; see the module's text.
 
@@ -99,9 +98,9 @@ def prices(
     if len(remaining) < 2:
         return np.ones(len(remaining))
     if len(remaining) > MOST_EXACT:
-        return rank_weights(remaining, spread)
+        return rank_weights(remaining, SPREAD)
     schedule = FluidSchedule(segments(), total)
     taken = STEP * remaining
     scenarios = np.vstack([remaining, remaining - np.diag(taken)])
-    value = schedule.total_completion(scenarios, spread)
+    value = schedule.total_completion(scenarios, SPREAD)
     return np.asarray(np.maximum((value[0] - value[1:]) / taken, 1e-3))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scheduler.allocation.placement import emptiest_first, free_slots
+from scheduler.allocation.placement import emptiest_first, free_slots, part_of
 from scheduler.allocation.whole_replicas import place_whole
 from scheduler.snapshot import Placement, Snapshot, TrialView
 
@@ -14,7 +14,9 @@ def serve_in_order(snapshot: Snapshot, order: Sequence[TrialView], *, skip: bool
 
     ``skip``: one that does not fit is passed over for the next; else all behind it wait.
     """
-    placed: dict[str, Placement] = {view.trial_id: _trimmed(view) for view in order if view.held_slots}
+    placed: dict[str, Placement] = {
+        view.trial_id: part_of(view.placement, view.min_slots) for view in order if view.held_slots
+    }
     free = free_slots(snapshot.nodes, placed.values())
     left = sum(free.values())
     for view in order:
@@ -36,14 +38,3 @@ def serve_in_order(snapshot: Snapshot, order: Sequence[TrialView], *, skip: bool
             placed[view.trial_id] = emptiest_first(free, view.min_slots)
         left -= view.min_slots
     return placed
-
-
-def _trimmed(view: TrialView) -> dict[str, int]:
-    """Cut a trial's placement to its minimum, keeping the nodes it has most on."""
-    left = view.min_slots
-    kept = {}
-    for node, count in sorted(view.placement.items(), key=lambda item: -item[1]):
-        if left > 0:
-            kept[node] = min(count, left)
-            left -= kept[node]
-    return kept

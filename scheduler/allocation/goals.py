@@ -83,19 +83,19 @@ def gains(goal: Goal, trials: StudyTrials) -> Floats:
         return trials.price[:, None] * speeds
     if goal == "fairness":
         shares = speeds / np.maximum(trials.fair_speed, 1e-9)[:, None]
-        found = 1.0 / SMALLEST_SHARE - 1.0 / (shares + SMALLEST_SHARE)
+        worths = 1.0 / SMALLEST_SHARE - 1.0 / (shares + SMALLEST_SHARE)
     elif goal == "makespan":
-        found = trials.work[:, None] * speeds
+        worths = trials.work[:, None] * speeds
     else:
         best = np.array([chance_to_be_best(view, COMPETITORS) for view in trials.views])
         if goal == "time_to_best":
             index = best / trials.work
             late = trials.work / trials.work.max()
-            found = (index / index.max() + late)[:, None] * speeds
+            worths = (index / index.max() + late)[:, None] * speeds
         else:
             left = np.array([max(view.deadline_in or 0.0, 1.0) for view in trials.views])
-            found = best[:, None] * np.minimum(speeds, (trials.work / left)[:, None])
-    return _scaled(found, trials)
+            worths = best[:, None] * np.minimum(speeds, (trials.work / left)[:, None])
+    return _scaled(worths, trials)
 
 
 def _scaled(values: Floats, trials: StudyTrials) -> Floats:

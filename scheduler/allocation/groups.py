@@ -55,7 +55,7 @@ def may_use(view: TrialView, group: NodeGroup) -> bool:
 def assign_by_room(snapshot: Snapshot, views: Sequence[TrialView], groups: Sequence[NodeGroup]) -> Mapping[str, int]:
     """Keep each trial in its group; send others, in order of submission, where most slots are left for each trial."""
     left = [float(group.slots) for group in groups]
-    found: dict[str, int] = {}
+    group_of: dict[str, int] = {}
     for view in sorted(views, key=lambda view: (not view.held_slots, view.submitted_at, view.trial_id)):
         allowed = [index for index, group in enumerate(groups) if may_use(view, group)]
         if not allowed:
@@ -63,5 +63,5 @@ def assign_by_room(snapshot: Snapshot, views: Sequence[TrialView], groups: Seque
         held = [index for index in allowed if groups[index].held_by(view)]
         index = max(held or allowed, key=lambda index: (groups[index].held_by(view), left[index]))
         left[index] -= max(view.min_slots, view.held_slots)
-        found[view.trial_id] = index
-    return found
+        group_of[view.trial_id] = index
+    return group_of

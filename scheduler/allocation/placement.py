@@ -70,7 +70,7 @@ def packed(
         if not count:
             continue
         held = {node: held for node, held in current.get(trial, {}).items() if held > 0}
-        kept = _part_of(held, count) if trial in rooted else held
+        kept = part_of(held, count) if trial in rooted else held
         least_nodes = -(-count // room.largest)
         stays = len(kept) == least_nodes or (trial in left_alone and kept == held)
         if sum(kept.values()) == count and stays and room.has(kept):
@@ -112,7 +112,7 @@ def packed(
     return {trial: placement for trial, placement in (whole | placed).items() if placement}
 
 
-def _part_of(held: Placement, count: int) -> dict[str, int]:
+def part_of(held: Placement, count: int) -> dict[str, int]:
     """Return ``count`` of the slots that it holds, where it holds most; all if there are fewer."""
     part: dict[str, int] = {}
     for node in sorted(held, key=lambda name: -held[name]):
@@ -179,7 +179,7 @@ def _from_where_it_is(count: int, room: _Room, held: Placement) -> dict[str, int
         if last is not None:
             placement[last] = rest
     if sum(placement.values()) < count:
-        placement = _part_of(held, count)
+        placement = part_of(held, count)
         free = {node: slots - placement.get(node, 0) for node, slots in room.free.items()}
         more = emptiest_first(free, count - sum(placement.values()))
         placement = {node: placement.get(node, 0) + more.get(node, 0) for node in {**placement, **more}}

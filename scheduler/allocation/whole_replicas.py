@@ -98,7 +98,7 @@ def packed_whole(
 def in_whole_replicas(snapshot: Snapshot, grants: Mapping[str, Grant]) -> dict[str, Grant]:
     """Cut the grants of policies that know only slots to whole replicas."""
     views = {view.trial_id: view for view in snapshot.trials}
-    found = {}
+    whole_grants = {}
     for trial, grant in grants.items():
         view = views[trial]
         option = view.option(grant.layout)
@@ -112,5 +112,5 @@ def in_whole_replicas(snapshot: Snapshot, grants: Mapping[str, Grant]) -> dict[s
                 sentence = f"each of its replicas needs {size} slots on one node; no node has that many free"
                 reason = Reason(code="no_free_block", sentence=sentence)
             grant = replace(grant, placement=placement, reason=reason)
-        found[trial] = grant
-    return found
+        whole_grants[trial] = grant
+    return whole_grants

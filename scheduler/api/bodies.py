@@ -73,14 +73,14 @@ def nested_deeper(body: bytes, most: int) -> bool:
 
 def replayed(body: bytes, receive: Any) -> Any:
     """A ``receive`` that gives the body at once, and then what the server's own gives: the connection's end."""
-    given = False
+    was_given = False
 
     async def replaying() -> Message:
-        nonlocal given
-        if given:
+        nonlocal was_given
+        if was_given:
             message: Message = await receive()
             return message
-        given = True
+        was_given = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return replaying

@@ -37,7 +37,7 @@ def display_routes(service: Service, access: ClientAccess) -> APIRouter:
         """Return a live display's data, of one study or of all; finished trials are only counted."""
         seen = access.seen_trials(client)
         records = [record for record in seen if study is None or record.spec.study == study]
-        mine = {record.trial_id for record in records}
+        seen_ids = {record.trial_id for record in records}
         alive = [record for record in records if not record.state.is_final]
         over: dict[str, Counter[str]] = {}
         for record in records:
@@ -49,10 +49,12 @@ def display_routes(service: Service, access: ClientAccess) -> APIRouter:
             for name in {record.spec.study for record in alive}
             for trial_id, report in store.latest_reports(name).items()
         }
-        changes = [entry for entry in store.resizes() if entry.trial_id in mine]
-        told = [asdict(entry) for entry in changes[-MOST_CHANGES:]]
+        changes = [entry for entry in store.resizes() if entry.trial_id in seen_ids]
+        changes_shown = [asdict(entry) for entry in changes[-MOST_CHANGES:]]
         named = {
-            found for entry in told for found in [entry["trial_id"], *TRIAL_ID.findall(entry["reason"]["sentence"])]
+            found
+            for entry in changes_shown
+            for found in [entry["trial_id"], *TRIAL_ID.findall(entry["reason"]["sentence"])]
         }
         return {
             "now": service.clock(),
@@ -65,7 +67,7 @@ def display_routes(service: Service, access: ClientAccess) -> APIRouter:
                 for record in alive
             ],
             "over": over,
-            "changes": told,
+            "changes": changes_shown,
             "num_changes": len(changes),
             "named": [
                 {"trial_id": record.trial_id, "study": record.spec.study, "number": record.spec.number}
@@ -78,15 +80,15 @@ def display_routes(service: Service, access: ClientAccess) -> APIRouter:
     def timeline(client: Client) -> dict[str, Any]:
         """Return who held which slot when, and every change of size with its reason."""
         records = access.seen_trials(client)
-        mine = {record.trial_id for record in records}
+        seen_ids = {record.trial_id for record in records}
         return {
             "now": service.clock(),
             "emulated": service.site.emulated,
             "nodes": [asdict(node) for node in service.site.nodes()],
             "studies": [{"name": study.name, "title": study.title} for study in access.seen_studies(client)],
-            "intervals": [asdict(each) for each in store.slot_intervals() if each.trial_id in mine],
+            "intervals": [asdict(each) for each in store.slot_intervals() if each.trial_id in seen_ids],
             "trials": [brief(record) for record in records],
-            "changes": [asdict(entry) for entry in store.resizes() if entry.trial_id in mine],
+            "changes": [asdict(entry) for entry in store.resizes() if entry.trial_id in seen_ids],
         }
 
     return routes

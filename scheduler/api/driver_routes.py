@@ -80,16 +80,18 @@ def driver_routes(service: Service, access: ClientAccess) -> list[HotRoute]:
         for wish, refusal in body.granted.items():
             service.wishes.answer(name, wish, refusal)
         deadline = service.clock() + min(body.wait, LONGEST_WAIT_SECONDS)
-        known = set(body.known)
+        known_ids = set(body.known)
         heard = service.mailbox.news(name).number if body.heard is None else body.heard
         while True:
             changed, news = service.changed, service.mailbox.news(name)
-            found = _look(name, body)
-            questions = [each for each in service.mailbox.open_questions(name, body.trials) if each["id"] not in known]
+            news_found = _look(name, body)
+            questions = [
+                each for each in service.mailbox.open_questions(name, body.trials) if each["id"] not in known_ids
+            ]
             wishes = service.wishes.open_ones(name)
             left = deadline - service.clock()
-            if any(found.values()) or questions or wishes or news.number != heard or left <= 0:
-                return {**found, "questions": questions, "wishes": wishes, "heard": news.number}
+            if any(news_found.values()) or questions or wishes or news.number != heard or left <= 0:
+                return {**news_found, "questions": questions, "wishes": wishes, "heard": news.number}
             waiting = {asyncio.ensure_future(event.wait()) for event in (news.more, changed)}
             _, pending = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             for task in pending:

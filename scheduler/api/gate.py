@@ -107,11 +107,11 @@ class Gate:
 
     def _of_session(self, scope: Message, headers: dict[bytes, str]) -> Identity | None:
         """Whose page it is, by its cookie; None without one. Raises Refused for one that is over."""
-        found = _cookie(headers.get(b"cookie", ""), cookie_name(headers.get(b"host", "")))
-        if found is None:
+        cookie = _cookie(headers.get(b"cookie", ""), cookie_name(headers.get(b"host", "")))
+        if cookie is None:
             return None
         _check_page(scope, headers)
-        identity = self._service.sessions.identify(found)
+        identity = self._service.sessions.identify(cookie)
         if identity is None:
             raise Refused(401, "the page's session has expired; `elastune page` prints a new link")
         connection = (scope.get("extensions") or {}).get(EXTENSION)

@@ -139,15 +139,15 @@ def replica_routes(service: Service) -> list[HotRoute]:
         """Return what this replica has to hear now, None when nothing."""
         trial = store.trial(trial_id)
         replicas = store.replicas(trial_id=trial_id)
-        mine = next((row for row in replicas if row.replica_id == replica_id), None)
-        if mine is None or (trial.state.is_final and trial.outcome is None):
+        replica = next((row for row in replicas if row.replica_id == replica_id), None)
+        if replica is None or (trial.state.is_final and trial.outcome is None):
             raise HTTPException(410, f"trial {trial_id} is {trial.state.value}; this replica is no longer needed")
-        if mine.stop_requested_at is not None and not query.told:
+        if replica.stop_requested_at is not None and not query.told:
             return {"leave": True, "generation": None}
         wanted = service.loop.asked_to_save.get(trial_id, "")
         if wanted and wanted != query.saves and replica_id in trial.members:
             return {"save": wanted, "generation": None}
-        if mine.retry_join:
+        if replica.retry_join:
             store.update_replica(replica_id, retry_join=False)
             attempt = service.joining.attempt_after(trial_id, replica_id)
             return {"retry_join": True, "attempt": attempt, "generation": None}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,6 @@ from scheduler.api.site import Site
 from scheduler.api.tokens import Tokens
 from scheduler.loop.control_loop import ControlLoop
 from scheduler.loop.settings import LoopSettings
-from scheduler.loop.steady_clock import SteadyClock
 from scheduler.policy import policy_by_name
 from trials.store import TrialStore
 
@@ -44,3 +45,12 @@ def assemble(
     loop = ControlLoop(store, site.launcher, policy_by_name(policy), settings, clock=clock)
     site.call_on_change(loop.wake)
     return Service(store, loop, tokens, site, clock=clock)
+
+
+class SteadyClock:
+    def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._offset = wall() - monotonic()
+
+    def __call__(self) -> float:
+        return self._offset + self._monotonic()

@@ -121,23 +121,23 @@ def row_routes(service: Service, access: ClientAccess) -> APIRouter:
         held: dict[str, int] = {}
         for replica in store.replicas():
             held[replica.trial_id] = held.get(replica.trial_id, 0) + 1
-        found = []
-        known = access.seen_studies(client)
+        rows = []
+        studies_seen = access.seen_studies(client)
         by_study: dict[str, list[TrialRecord]] = {}
         for record in access.seen_trials(client):
             by_study.setdefault(record.spec.study, []).append(record)
-        for study in known:
-            mine = by_study.get(study.name, [])
-            found.append(
+        for study in studies_seen:
+            records = by_study.get(study.name, [])
+            rows.append(
                 {
                     **study_row(study, now),
-                    "trials": len(mine),
-                    "over": sum(record.state.is_final for record in mine),
-                    "slots": sum(held.get(record.trial_id, 0) for record in mine),
-                    "slot_hours": sum(seconds.get(record.trial_id, 0.0) for record in mine) / 3600.0,
+                    "trials": len(records),
+                    "over": sum(record.state.is_final for record in records),
+                    "slots": sum(held.get(record.trial_id, 0) for record in records),
+                    "slot_hours": sum(seconds.get(record.trial_id, 0.0) for record in records) / 3600.0,
                 }
             )
-        return found
+        return rows
 
     @routes.get("/nodes")
     def nodes(client: Client) -> list[dict[str, Any]]:

@@ -53,12 +53,12 @@ def study_routes(service: Service, access: ClientAccess) -> APIRouter:
     routes = APIRouter(dependencies=[Depends(calling_client)], tags=["clients"])
 
     def warnings_about(study: Study) -> list[str]:
-        known = store.studies()
-        others = ", ".join(sorted({each.called for each in known} - {study.called})) or "none"
+        all_studies = store.studies()
+        others = ", ".join(sorted({each.called for each in all_studies} - {study.called})) or "none"
         return [
             f"yields_to names {name!r}, but there is no such study here (there are: {others}). It takes effect once "
             "that study exists"
-            for name in unknown_names(study, known)
+            for name in unknown_names(study, all_studies)
         ]
 
     def changed_terms(client: Identity, wanted: Study, changes: dict[str, Any]) -> StudyTerms:

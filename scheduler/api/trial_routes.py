@@ -17,7 +17,7 @@ from scheduler.api.summaries import brief, summary
 from scheduler.api.tokens import Access, Identity
 from scheduler.knowledge.command_lines import parameters_of
 from trials.checks import LONGEST_NAME, check_name
-from trials.log_files import following, tail
+from trials.log_files import following
 from trials.plain_words import one_line
 from trials.record import Study
 from trials.spec import TrialSpec
@@ -111,7 +111,9 @@ def trial_routes(service: Service, access: ClientAccess) -> APIRouter:
         """Return what each of the trial's replicas printed, or the end of it."""
         access.trial_for(client, trial_id)
         most = max(0, min(most_bytes, MOST_LOG_BYTES))
-        return [{"replica_id": path.stem, "words": tail(path, most)} for path in service.loop.logs(trial_id)]
+        return [
+            {"replica_id": path.stem, "words": following(path, -1, most)[0]} for path in service.loop.logs(trial_id)
+        ]
 
     @routes.get("/trials/{trial_id}/log/{replica_id}")
     def replica_log(client: Client, trial_id: str, replica_id: str, after: int = -1) -> dict[str, Any]:

@@ -70,8 +70,8 @@ def _python() -> Iterator[Finding]:
 
 
 def _devices() -> Iterator[Finding]:
-    from trials.launch.devices import usable_cores
     from trials.launch.gpus import Nvml
+    from trials.launch.slots import usable_cores
 
     gpus = Nvml().gpus()
     cores = len(usable_cores())

@@ -46,19 +46,19 @@ def list_trials(
     client = client_of(state_dir, scheduler, also_ended=True)
     asked = {"study": study, "state": state, "last": last or None}
     given = {name: value for name, value in asked.items() if value is not None}
-    found = client.connection.request("GET", "/rows", params=given)
+    answer = client.connection.request("GET", "/rows", params=given)
     if as_json:
-        _print_json(found["trials"])
+        _print_json(answer["trials"])
         return
-    trials = [row_of(Trial, each) for each in found["trials"]]
+    trials = [row_of(Trial, each) for each in answer["trials"]]
     from scheduler.dashboard.listings import print_trials
 
-    print_trials(trials, found["now"])
-    left_out = found["over"] - sum(trial.is_over for trial in trials)
+    print_trials(trials, answer["now"])
+    left_out = answer["over"] - sum(trial.is_over for trial in trials)
     if left_out > 0:
         print(f"and {left_out} more finished trials; --last 0 lists all")
-    if found["emulated"]:
-        print(found["emulated"])
+    if answer["emulated"]:
+        print(answer["emulated"])
 
 
 @click.command("studies")
@@ -69,11 +69,11 @@ def studies(as_json: bool, state_dir: Path | None, scheduler: str) -> None:
     """List studies with their trials, slots, slot hours and terms."""
     from scheduler.dashboard.listings import print_studies
 
-    found = client_of(state_dir, scheduler, also_ended=True).studies()
+    all_studies = client_of(state_dir, scheduler, also_ended=True).studies()
     if as_json:
-        _print_json([asdict(study) for study in found])
+        _print_json([asdict(study) for study in all_studies])
     else:
-        print_studies(found)
+        print_studies(all_studies)
 
 
 @click.command("nodes")
@@ -85,11 +85,11 @@ def nodes(as_json: bool, state_dir: Path | None, scheduler: str) -> None:
     from scheduler.dashboard.listings import print_nodes, print_queue
 
     client = client_of(state_dir, scheduler, also_ended=True)
-    found = client.nodes()
+    all_nodes = client.nodes()
     if as_json:
-        _print_json([asdict(node) for node in found])
+        _print_json([asdict(node) for node in all_nodes])
         return
-    print_nodes(found)
+    print_nodes(all_nodes)
     print_queue(client.queue(), time.time())
 
 
@@ -136,13 +136,13 @@ def show(trial: str, as_json: bool, state_dir: Path | None, scheduler: str) -> N
 def why(trial: str, as_json: bool, state_dir: Path | None, scheduler: str) -> None:
     """Explain why a trial has its slots: the last decision, its numbers, and earlier changes."""
     client = client_of(state_dir, scheduler, also_ended=True)
-    found = client.connection.request("GET", f"/trials/{client.trial(trial).id}/why")
+    answer = client.connection.request("GET", f"/trials/{client.trial(trial).id}/why")
     if as_json:
-        _print_json(found)
+        _print_json(answer)
         return
     from scheduler.dashboard.listings import print_why
 
-    print_why(found)
+    print_why(answer)
 
 
 @click.command("logs")

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -113,27 +114,15 @@ END_SECONDS = 130.0
 @click.option("--preload", default="torch", show_default=True, hidden=True)
 def up(
     state_dir: Path | None,
-    slots: int | None,
-    slots_per_gpu: int,
-    gpus_per_slot: int,
-    memory_per_slot: float | None,
     host: str | None,
     port: int | None,
     policy: str,
-    fork_server: bool,
-    emulate: str | None,
     database: str | None,
     keep_days: float,
     webhook: str | None,
-    pool: str | None,
-    no_slurm: bool,
-    no_shared_files: bool,
-    interface: str,
-    prologue: str,
-    container: str,
     detach: bool,
     embedded: bool,
-    preload: str,
+    **slots: Any,
 ) -> None:
     """Run a scheduler that owns this machine's slots, or its Slurm job's, until Ctrl-C."""
     if detach:
@@ -145,21 +134,11 @@ def up(
     chosen = choose_site(
         Wanted(
             state_dir=folder,
-            slots=slots,
-            slots_per_gpu=slots_per_gpu,
-            gpus_per_slot=gpus_per_slot,
-            memory_per_slot=memory_per_slot,
             host=host,
-            fork_server=fork_server,
-            emulate=emulate,
             embedded=embedded,
-            preload=preload,
-            interface=interface,
-            prologue=prologue,
-            container=container,
-            use_slurm=not no_slurm,
-            shares_files=not no_shared_files,
-            pool=pool,
+            use_slurm=not slots.pop("no_slurm"),
+            shares_files=not slots.pop("no_shared_files"),
+            **slots,
         )
     )
     from scheduler.host.hosts import is_loopback, open_host_warning
@@ -274,26 +253,15 @@ def down(state_dir: Path | None) -> None:
 @click.option("--token-secret", help="Secret that keeps the token; ELASTUNE_TOKEN takes precedence.")
 @click.option("--webhook-secret", help="Secret that keeps the webhook's certificate.")
 @click.option(
-    "--webhook-name", multiple=True, help="Host name in the webhook's certificate, by which the API server calls it."
+    "--webhook-name",
+    "webhook_names",
+    multiple=True,
+    help="Host name in the webhook's certificate, by which the API server calls it.",
 )
 @click.option("--policy", default="goodput", show_default=True, help="Scheduling policy.")
 @click.option("--identity", default="", envvar="POD_NAME", help="Name of this process in the leader election.")
 @click.option("--lease", default="elastune", show_default=True, help="Name of the leader's Lease.")
-def operator(
-    settings: Path,
-    host: str,
-    port: int,
-    webhook_port: int,
-    service: str | None,
-    url: str | None,
-    webhook: str | None,
-    token_secret: str | None,
-    webhook_secret: str | None,
-    webhook_name: tuple[str, ...],
-    policy: str,
-    identity: str,
-    lease: str,
-) -> None:
+def operator(settings: Path, **options: Any) -> None:
     """Run a scheduler for a Kubernetes cluster, as the chart does."""
     try:
         from scheduler.kubernetes.command import run_operator
@@ -301,18 +269,4 @@ def operator(
         raise SchedulerError(
             f"{error}; install the Kubernetes support with: pip install 'elastune[kubernetes]'"
         ) from error
-    run_operator(
-        settings,
-        host=host,
-        port=port,
-        webhook_port=webhook_port,
-        service=service,
-        url=url,
-        webhook=webhook,
-        token_secret=token_secret,
-        webhook_secret=webhook_secret,
-        webhook_names=tuple(webhook_name or ()),
-        policy=policy,
-        identity=identity,
-        lease=lease,
-    )
+    run_operator(settings, **options)

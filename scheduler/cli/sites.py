@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -111,7 +111,7 @@ def _machine(wanted: Wanted) -> Chosen:
 
 def _in_allocation(wanted: Wanted) -> Chosen | None:
     """None where the allocation is this machine alone, whose slots need nobody else to start anything."""
-    from scheduler.slurm.addresses import address_for
+    from scheduler.slurm.agents import address_for
     from scheduler.slurm.allocation_site import AllocationSite
     from trials.errors import SlurmRefused, SlurmUnreachable
     from trials.slurm.allocation import allocation
@@ -119,28 +119,28 @@ def _in_allocation(wanted: Wanted) -> Chosen | None:
 
     slurm = Slurm()
     try:
-        given = allocation(os.environ, slurm.hostnames)
+        job = allocation(os.environ, slurm.hostnames)
     except (SlurmRefused, SlurmUnreachable) as error:
         raise SchedulerError(
             f"cannot list the nodes of Slurm job {os.environ['SLURM_JOB_ID']}: {error}; `--no-slurm` uses this "
             "machine alone"
         ) from error
-    if given is None or given.is_this_machine:
+    if job is None or job.is_this_machine:
         return None
-    elsewhere = next(node for node in given.nodes if node != given.here)
+    elsewhere = next(node for node in job.nodes if node != job.here)
     reached = _named_address(wanted) or address_for(slurm, [elsewhere], wanted.interface)
     settings = _agent_settings(wanted)
     return Chosen(
-        make=lambda: AllocationSite(slurm, given, settings),
+        make=lambda: AllocationSite(slurm, job, settings),
         host=wanted.host or reached,
         reached_at=reached,
         at_the_end=LEAVE_AT_ONCE,
-        sentence=f"Slurm job {given.job}: {len(given.nodes)} nodes, {', '.join(given.nodes)}",
+        sentence=f"Slurm job {job.job}: {len(job.nodes)} nodes, {', '.join(job.nodes)}",
     )
 
 
 def _pool(wanted: Wanted, text: str) -> Chosen:
-    from scheduler.slurm.addresses import address_for
+    from scheduler.slurm.agents import address_for
     from scheduler.slurm.pool_settings import pool_settings
     from scheduler.slurm.pool_site import PoolSite
     from trials.agents.agent import LEAVE_SECONDS
@@ -180,19 +180,15 @@ def _of_partition(options: Mapping[str, str | None]) -> list[str]:
 def _agent_settings(wanted: Wanted, leave_seconds: float | None = None) -> AgentSettings:
     from scheduler.slurm.agents import AgentSettings, container_options
     from trials.agents.agent import LEAVE_SECONDS
+    from trials.agents.start import AgentOptions
 
+    same = [each.name for each in fields(AgentOptions) if each.name != "leave_seconds"]
     return AgentSettings(
         state_dir=wanted.state_dir,
-        preload=wanted.preload,
-        fork_server=wanted.fork_server,
-        emulate=wanted.emulate,
-        slots_per_gpu=wanted.slots_per_gpu,
-        gpus_per_slot=wanted.gpus_per_slot,
         memory_per_slot=wanted.memory_per_slot,
-        interface=wanted.interface,
         prologue=wanted.prologue,
         container=container_options(wanted.container),
         is_shared=not wanted.embedded,
-        shares_files=wanted.shares_files,
         leave_seconds=leave_seconds or LEAVE_SECONDS,
+        **{name: getattr(wanted, name) for name in same},
     )

@@ -73,13 +73,13 @@ class Client:
     def trial(self, wanted: str | Trial) -> Trial:
         if isinstance(wanted, Trial):
             return wanted
-        found: list[dict[str, Any]] = self._get("/rows", trial=wanted)["trials"]
-        if len(found) == 1:
-            return row_of(Trial, found[0])
-        if not found:
+        rows: list[dict[str, Any]] = self._get("/rows", trial=wanted)["trials"]
+        if len(rows) == 1:
+            return row_of(Trial, rows[0])
+        if not rows:
             raise SchedulerError(f"no trial is called {wanted!r}; `elastune ls` lists their ids")
-        several = ", ".join(printable(row_of(Trial, each).label) for each in found[:5])
-        raise SchedulerError(f"{len(found)} trials are called {wanted!r}: {several}; use one of these names, or an id")
+        several = ", ".join(printable(row_of(Trial, each).label) for each in rows[:5])
+        raise SchedulerError(f"{len(rows)} trials are called {wanted!r}: {several}; use one of these names, or an id")
 
     def story(self, trial: str | Trial) -> dict[str, Any]:
         """All that is kept of a trial: reports, measurements, history, replicas and the last decision, as JSON."""
@@ -97,13 +97,15 @@ class Client:
     def study(self, wanted: str | Study) -> Study:
         if isinstance(wanted, Study):
             return wanted
-        known = self.studies()
-        found = [each for each in known if wanted in (each.name, each.title)]
-        found = found or [each for each in known if each.name.startswith(wanted) or each.title.startswith(wanted)]
-        if len(found) != 1:
-            names = ", ".join(sorted(each.name for each in found or known)) or "-"
-            raise SchedulerError(f"{len(found) or 'no'} studies match {wanted!r}; there are: {printable(names)}")
-        return found[0]
+        all_studies = self.studies()
+        matching = [each for each in all_studies if wanted in (each.name, each.title)]
+        matching = matching or [
+            each for each in all_studies if each.name.startswith(wanted) or each.title.startswith(wanted)
+        ]
+        if len(matching) != 1:
+            names = ", ".join(sorted(each.name for each in matching or all_studies)) or "-"
+            raise SchedulerError(f"{len(matching) or 'no'} studies match {wanted!r}; there are: {printable(names)}")
+        return matching[0]
 
     def nodes(self) -> list[Node]:
         return [row_of(Node, each) for each in self._get("/rows/nodes")]

@@ -52,13 +52,13 @@ def named_scheduler(
     name = name or (chosen[1] if chosen is not None else "") or _default(settings, own)
     if not name:
         return None
-    known = own.get("schedulers", {})
-    if not isinstance(known, dict) or not isinstance(known.get(name), dict):
-        names = ", ".join(sorted(known)) if isinstance(known, dict) and known else "none"
+    schedulers = own.get("schedulers", {})
+    if not isinstance(schedulers, dict) or not isinstance(schedulers.get(name), dict):
+        names = ", ".join(sorted(schedulers)) if isinstance(schedulers, dict) and schedulers else "none"
         asked = f" (which {chosen[0]} asks for)" if chosen is not None and chosen[1] == name else ""
         raise SchedulerError(f"your settings ({settings}) have no scheduler {name!r}{asked}; there are: {names}")
     _check_owner(settings)
-    return _read(settings, name, known[name], environ)
+    return _read(settings, name, schedulers[name], environ)
 
 
 def _document(path: Path) -> dict[str, Any]:

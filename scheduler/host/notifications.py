@@ -74,14 +74,16 @@ def news(
     done: dict[str, int] = {}
     budgets: dict[str, float] = {}
     for study in studies:
-        mine = of_study.get(study.name, [])
-        if study.owner is None and mine and all(trial.state.is_final for trial in mine):
-            done[study.name] = len(mine)
-            if seen.done.get(study.name) != len(mine):
-                best = _best(mine, study.direction)
+        trials_of_study = of_study.get(study.name, [])
+        if study.owner is None and trials_of_study and all(trial.state.is_final for trial in trials_of_study):
+            done[study.name] = len(trials_of_study)
+            if seen.done.get(study.name) != len(trials_of_study):
+                best = _best(trials_of_study, study.direction)
                 words = "" if best is None else f", the best {best:.6g}"
-                text = f"study {study.called} is done: {len(mine)} trials{words}"
-                notices.append(Notice(event="study_done", text=text, about={"study": study.name, "trials": len(mine)}))
+                text = f"study {study.called} is done: {len(trials_of_study)} trials{words}"
+                notices.append(
+                    Notice(event="study_done", text=text, about={"study": study.name, "trials": len(trials_of_study)})
+                )
         budget = study.terms.budget_slot_hours
         used = used_hours.get(study.name, 0.0)
         if budget and used >= BUDGET_SHARE * budget:
@@ -143,11 +145,11 @@ class Notifier:
         if not limited:
             return {}
         study_of = {trial.trial_id: trial.spec.study for trial in self._store.trials() if trial.spec.study in limited}
-        found: dict[str, float] = {}
+        hours: dict[str, float] = {}
         for trial_id, seconds in slot_seconds_by_trial(self._store.slot_intervals(), now).items():
             if trial_id in study_of:
-                found[study_of[trial_id]] = found.get(study_of[trial_id], 0.0) + seconds / 3600.0
-        return found
+                hours[study_of[trial_id]] = hours.get(study_of[trial_id], 0.0) + seconds / 3600.0
+        return hours
 
     def _send_all(self) -> None:
         while True:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
 
 import uvicorn
 
@@ -28,7 +27,7 @@ from scheduler.policy import policy_by_name
 from scheduler.snapshot import NodeView
 from scheduler.state_folder import DATABASE
 from trials.launch import InMemoryLauncher
-from trials.store import SqlBacking, TrialStore
+from trials.store import TrialStore, sql_store
 
 
 @contextmanager
@@ -37,10 +36,10 @@ def recorded(folder: Path, port: int = 0) -> Iterator[SchedulerClient]:
     path = folder / DATABASE
     if not path.is_file():
         raise SchedulerError(f"{folder} holds no {DATABASE}: no scheduler has stored trials there")
-    store = SqlBacking(f"sqlite:///{path.resolve()}")
+    store = sql_store(f"sqlite:///{path.resolve()}")
     try:
         # Nothing of it is changed: the API refuses what would.
-        yield from _serving(folder, cast("TrialStore", store), port)
+        yield from _serving(folder, store, port)
     finally:
         store.close()
 

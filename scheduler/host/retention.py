@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from scheduler.loop.control_loop import ControlLoop
 from trials.errors import StoreUnavailable
 from trials.record import Study, TrialRecord
-from trials.store import InMemoryTrialStore
+from trials.store import TrialStore
 
 SWEEP_SECONDS = 60.0
 MOST_AT_ONCE = 50
@@ -54,7 +54,7 @@ class Retention:
 
     def __init__(
         self,
-        store: InMemoryTrialStore,
+        store: TrialStore,
         loop: ControlLoop,
         keep_seconds: float,
         *,

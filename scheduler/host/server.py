@@ -102,11 +102,11 @@ def serve(
     keep_private(folder.path)
     listener = _bind(settings)
     url = f"http://{in_url(settings.reached_at or reachable(settings.host))}:{listener.getsockname()[1]}"
-    given = settings.token is not None
+    is_given = settings.token is not None
     tokens = Tokens(
         secrets_in_folder(folder.path, settings.token),
-        save=lambda kept: save_in_folder(folder.path, kept, with_owner=not given),
-        fixed=given,
+        save=lambda kept: save_in_folder(folder.path, kept, with_owner=not is_given),
+        fixed=is_given,
     )
     store = sql_store(settings.database or folder.database_url, exclusive=True)
     site = make_site()

@@ -11,12 +11,11 @@ from scheduler.errors import SchedulerError
 from scheduler.snapshot import NodeView
 from trials.agents.own_slots import own_slots
 from trials.launch import LocalLauncher
-from trials.launch.devices import numa_nodes, usable_cores
 from trials.launch.emulated import Emulation, emulated_slots
 from trials.launch.fork.start import StartedForkServer
 from trials.launch.gpus import Nvml
 from trials.launch.node_environ import node_environ
-from trials.launch.slots import Slot
+from trials.launch.slots import Slot, numa_nodes, usable_cores
 
 SECRETS = frozenset({"ELASTUNE_DATABASE", "ELASTUNE_TOKEN", "ELASTUNE_URL", "PGPASSWORD", "PGPASSFILE"})
 """Variables that replicas do not inherit: they may open their own trial only."""
@@ -67,15 +66,15 @@ class MachineSite(Site):
 def _slots(settings: MachineSettings, gpus: Nvml) -> tuple[Slot, ...]:
     if settings.emulate is not None:
         return emulated_slots(settings.emulate)
-    known = gpus.gpus()
-    if known and len(known) < settings.gpus_per_slot:
+    gpus_here = gpus.gpus()
+    if gpus_here and len(gpus_here) < settings.gpus_per_slot:
         raise SchedulerError(
-            f"gpus_per_slot is {settings.gpus_per_slot} but this machine has {len(known)} GPUs; lower it"
+            f"gpus_per_slot is {settings.gpus_per_slot} but this machine has {len(gpus_here)} GPUs; lower it"
         )
     return own_slots(
         "localhost",
         os.environ,
-        known,
+        gpus_here,
         usable_cores(),
         numa_nodes(),
         most=settings.slots,

@@ -62,8 +62,8 @@ def _by_day(began: float, ended: float, zone: datetime.tzinfo | None) -> list[tu
 
 
 def slot_seconds_by_trial(intervals: Iterable[SlotInterval], now: float) -> dict[str, float]:
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for interval in intervals:
         ended = now if interval.ended is None else interval.ended
-        found[interval.trial_id] = found.get(interval.trial_id, 0.0) + max(0.0, ended - interval.began)
-    return found
+        seconds[interval.trial_id] = seconds.get(interval.trial_id, 0.0) + max(0.0, ended - interval.began)
+    return seconds

@@ -58,11 +58,11 @@ class ComingTrials:
         for trial in trials:
             live.setdefault(trial.spec.study, {})[trial.trial_id] = trial
         for name in live.keys() | self._studies.keys():
-            mine = live.get(name, {})
+            trials_of_study = live.get(name, {})
             study = self._studies.get(name)
             if study is None:
-                study = self._studies[name] = _Study(latest=next(iter(mine.values())))
-            self._follow(study, mine, now)
+                study = self._studies[name] = _Study(latest=next(iter(trials_of_study.values())))
+            self._follow(study, trials_of_study, now)
             said = plans.get(name)
             if said is not None and said is not study.plans:
                 study.plans, study.submitted_then = said, study.submitted

@@ -39,7 +39,7 @@ def with_parameters(command: Sequence[str], changed: Mapping[str, Any]) -> list[
 
 def _pieces(command: Sequence[str]) -> list[tuple[str, str | None, int]]:
     """Name, value, and the place of the word that the value ends."""
-    found: list[tuple[str, str | None, int]] = []
+    pieces: list[tuple[str, str | None, int]] = []
     index = 0
     while index < len(command):
         word = command[index]
@@ -49,16 +49,16 @@ def _pieces(command: Sequence[str]) -> list[tuple[str, str | None, int]]:
             continue
         option, assigned = _OPTION.match(word), _ASSIGNED.match(word)
         if option is not None and option.group(2) is not None:
-            found.append((option.group(1), option.group(2), index))
+            pieces.append((option.group(1), option.group(2), index))
         elif option is not None and index + 1 < len(command) and _is_value(command[index + 1]) and word != "-m":
-            found.append((option.group(1), command[index + 1], index + 1))
+            pieces.append((option.group(1), command[index + 1], index + 1))
             index += 1
         elif option is not None and word != "-m":
-            found.append((option.group(1), None, index))
+            pieces.append((option.group(1), None, index))
         elif assigned is not None:
-            found.append((assigned.group(1), assigned.group(2), index))
+            pieces.append((assigned.group(1), assigned.group(2), index))
         index += 1
-    return found
+    return pieces
 
 
 def _is_value(word: str) -> bool:

@@ -26,7 +26,7 @@ def expected_starts(snapshot: Snapshot) -> dict[str, float]:
     ends = [(left, view.held_slots) for left, view in training]
     heapq.heapify(ends)
     free = snapshot.total_slots - sum(view.held_slots for _, view in training)
-    found: dict[str, float] = {}
+    starts: dict[str, float] = {}
     now = 0.0
     for view in trials:
         if view.held_slots:
@@ -36,10 +36,10 @@ def expected_starts(snapshot: Snapshot) -> dict[str, float]:
             now, free = max(now, at), free + slots
         if free < view.min_slots or not math.isfinite(now):
             break
-        found[view.trial_id] = now
+        starts[view.trial_id] = now
         free -= view.min_slots
         heapq.heappush(ends, (now + typical, view.min_slots))
-    return found
+    return starts
 
 
 def seconds_left(view: TrialView) -> float:

@@ -63,7 +63,7 @@ def layout_options(
         fitting = [max(terms, key=lambda each: (each.most_examples(memory), each.layout.slots))]
     elif not fitting:
         fitting = terms
-    found = [
+    options = [
         _option(
             trial,
             str(each.layout),
@@ -72,11 +72,11 @@ def layout_options(
         )
         for each in sorted(fitting, key=lambda each: (each.layout.slots, each.seconds, each.layout))
     ]
-    if all(each.model is not None for each in found):
-        return tuple(found)
+    if all(each.model is not None for each in options):
+        return tuple(options)
     # Nothing says how they compare: it stays with what it has.
     present = present_layout(trial, hints)
-    return (next((each for each in found if each.layout == present), found[0]),)
+    return (next((each for each in options if each.layout == present), options[0]),)
 
 
 def layout_fields(

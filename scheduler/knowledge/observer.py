@@ -172,7 +172,7 @@ class Observer:
     ) -> tuple[TrialView, ...]:
         """Return the trials that drivers are about to submit, as far as they could have slots."""
         self._coming.look(trials, plans, now)
-        found: list[TrialView] = []
+        views: list[TrialView] = []
         for name, study in studies.items():
             history = self._histories.get(name)
             number, latest = self._coming.of(name, now)
@@ -194,7 +194,7 @@ class Observer:
                     submitted_at=now,
                 )
                 priority = priorities.get(name, 0)
-                found.append(
+                views.append(
                     self._view(
                         trial,
                         [],
@@ -208,7 +208,7 @@ class Observer:
                         backs_off=False,
                     )
                 )
-        return tuple(found[:slots])
+        return tuple(views[:slots])
 
     def _forget_studies(self, live: Set[str], studies: Mapping[str, Study], now: float) -> None:
         """Forget what was learned of studies in which nothing has run for long, and nobody is about to run anything.
@@ -279,19 +279,19 @@ class Observer:
         terms = StudyTerms() if study is None else study.terms
         placement: Placement = Counter(replica.node for replica in replicas)
         # Between two sizes it holds slots of both; what is decided next starts from where it is going.
-        known = self._hints.get(trial.trial_id)
-        layout = present_layout(trial, known)
+        hints = self._hints.get(trial.trial_id)
+        layout = present_layout(trial, hints)
         under_way = granted is not None and granted.slots > 0 and bool(trial.members) and not backs_off
         if granted is not None and under_way:
-            going_to = as_told(granted.layout, known) if granted.layout else layout
+            going_to = as_told(granted.layout, hints) if granted.layout else layout
             under_way = placement != granted.placement or layout != going_to
             placement, layout = granted.placement, going_to
         if under_way:
             self.under_way.add(trial.trial_id)
         history = self._histories[trial.spec.study]
         remaining = history.typical_target
-        if known is not None:
-            remaining = None if known.target_progress is None else max(0.0, known.target_progress - known.progress)
+        if hints is not None:
+            remaining = None if hints.target_progress is None else max(0.0, hints.target_progress - hints.progress)
         held = trial.hold
         if held is None and backs_off and not replicas:
             held = "waits a moment before the next attempt, because it could not be launched"
@@ -299,13 +299,13 @@ class Observer:
                 held = trial.reason.sentence
         fraction = history.fraction(trial.trial_id)
         goes_on = survival.probability(fraction, promise.weight if promise is not None and promise.rank else None)
-        pause = known.rescale_pause_seconds if known is not None else None
+        pause = hints.rescale_pause_seconds if hints is not None else None
         return TrialView(
             trial_id=trial.trial_id,
             study=trial.spec.study,
             study_title="" if study is None else study.title,
             layout=layout,
-            **layout_fields(trial, known, history, layout, starts=bool(replicas)),
+            **layout_fields(trial, hints, history, layout, starts=bool(replicas)),
             placement=placement,
             can_rescale=trial.state is TrialState.RUNNING
             and trial.generation > 0
@@ -317,12 +317,12 @@ class Observer:
             expected_part=goes_on + (1.0 - goes_on) * survival.part_until_stopped(fraction),
             promise=promise.weight if promise is not None else 0.5,
             rank_sentence=promise.sentence if promise is not None else "nothing reported yet",
-            progress=known.progress if known is not None else 0.0,
+            progress=hints.progress if hints is not None else 0.0,
             remaining_progress=remaining,
             pause_seconds=DEFAULT_PAUSE_SECONDS if pause is None else pause,
             start_seconds=statistics.median(self._start_seconds.get(trial.spec.study, (DEFAULT_START_SECONDS,))),
             since_rescale_seconds=0.0 if under_way else now - trial.rescaled_at,
-            steps_measured=0 if under_way else _steps_measured(known, len(placement), len(replicas)),
+            steps_measured=0 if under_way else _steps_measured(hints, len(placement), len(replicas)),
             submitted_at=trial.submitted_at,
             attained_slot_seconds=self._usage.of_trial(trial.trial_id),
             served_seconds=self._usage.served_seconds(trial.trial_id),
@@ -345,15 +345,15 @@ class Observer:
         live: dict[str, set[str]] = {}
         for trial in trials:
             live.setdefault(trial.spec.study, set()).add(trial.trial_id)
-        for name, mine in live.items():
+        for name, trials_of_study in live.items():
             study = studies.get(name)
             maximize = study is not None and study.direction == "maximize"
-            asked = frozenset(mine), self._store.reports(name), maximize
-            known = self._promised.get(name)
-            if known is None or known[0] != asked:
+            asked = frozenset(trials_of_study), self._store.reports(name), maximize
+            promised = self._promised.get(name)
+            if promised is None or promised[0] != asked:
                 ranking = self._ranking_of(name, maximize=maximize)
-                known = self._promised[name] = asked, ranking.promises(_by_trial(asked[1]), mine)
-            result.update(known[1])
+                promised = self._promised[name] = asked, ranking.promises(_by_trial(asked[1]), trials_of_study)
+            result.update(promised[1])
         for forgotten in (self._promised, self._rankings):
             for name in forgotten.keys() - live.keys():
                 forgotten.pop(name)

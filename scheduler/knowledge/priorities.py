@@ -18,11 +18,11 @@ def effective_priorities(studies: Iterable[Study]) -> dict[str, int]:
     Names of studies that are not there (any more) are ignored. Raises InvalidStudyTerms when studies yield in a
     circle.
     """
-    known = {study.name: study for study in studies}
-    called = _by_what_they_are_called(known.values())
+    by_name = {study.name: study for study in studies}
+    called = _by_what_they_are_called(by_name.values())
     before = {
         name: [other for named in study.terms.yields_to for other in called.get(named, ())]
-        for name, study in known.items()
+        for name, study in by_name.items()
     }
     try:
         order = list(TopologicalSorter(before).static_order())
@@ -31,7 +31,7 @@ def effective_priorities(studies: Iterable[Study]) -> dict[str, int]:
         raise InvalidStudyTerms(f"studies yield to each other in a circle: {circle}; remove one of these") from None
     found: dict[str, int] = {}
     for name in order:
-        found[name] = min([known[name].terms.priority, *(found[other] - 1 for other in before[name])])
+        found[name] = min([by_name[name].terms.priority, *(found[other] - 1 for other in before[name])])
     return found
 
 
@@ -52,9 +52,9 @@ def unknown_names(study: Study, studies: Iterable[Study]) -> list[str]:
 
 def _by_what_they_are_called(studies: Iterable[Study]) -> dict[str, list[str]]:
     """Names of studies: all of one title, and the one of a name that is nobody's title."""
-    found: dict[str, list[str]] = {}
+    by_title: dict[str, list[str]] = {}
     names = []
     for study in studies:
-        found.setdefault(study.called, []).append(study.name)
+        by_title.setdefault(study.called, []).append(study.name)
         names.append(study.name)
-    return {name: [name] for name in names} | found
+    return {name: [name] for name in names} | by_title

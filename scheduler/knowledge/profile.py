@@ -184,18 +184,18 @@ def pool(
     factors: dict[str, float] = {}
     apart: list[str] = []
     for name in order:
-        mine = rows_of[name]
-        ratios = [mine[key].optim_seconds / pooled[key][0].optim for key in mine.keys() & pooled.keys()]
+        own_rows = rows_of[name]
+        ratios = [own_rows[key].optim_seconds / pooled[key][0].optim for key in own_rows.keys() & pooled.keys()]
         if pooled and not ratios:
             apart.append(name)
             continue
-        _add(pooled, mine, factors.setdefault(name, statistics.median(ratios) if ratios else 1.0))
+        _add(pooled, own_rows, factors.setdefault(name, statistics.median(ratios) if ratios else 1.0))
     params = _fit(pooled)
     for name in apart:
         # Nothing in common with the others but the code: the model says what they would have measured.
-        mine = rows_of[name]
-        ratios = [row.optim_seconds / _predicted(params, key) for key, row in mine.items()]
-        _add(pooled, mine, factors.setdefault(name, statistics.median(ratios)))
+        own_rows = rows_of[name]
+        ratios = [row.optim_seconds / _predicted(params, key) for key, row in own_rows.items()]
+        _add(pooled, own_rows, factors.setdefault(name, statistics.median(ratios)))
     if apart:
         params = _fit(pooled)
     profile = StudyProfile(

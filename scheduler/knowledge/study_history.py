@@ -102,11 +102,11 @@ class StudyHistory:
 
         That is the least that any of the study has: where nodes are of several kinds, it may come to all of them.
         """
-        told = hints.layouts if hints is not None and hints.layouts else self._layouts
+        terms = hints.layouts if hints is not None and hints.layouts else self._layouts
         given_up = self._given_up.get(trial_id, ())
-        left = [each for each in told if str(each.layout) not in given_up]
+        left = [each for each in terms if str(each.layout) not in given_up]
         # With none left, its code says so.
-        return left or told, min(self._slot_memory.values(), default=math.inf)
+        return left or terms, min(self._slot_memory.values(), default=math.inf)
 
     def model(self, trial_id: str, hints: Hints | None) -> TrialModel | None:
         """The trial's model, on the kind of nodes that most is known of; None before anybody has measured anything."""
@@ -126,22 +126,22 @@ class StudyHistory:
         kind = self._basis_for(trial_id, name)
         if kind is None:
             return None
-        found = self._model(trial_id, hints, kind, slots_per_share=slots)
+        model = self._model(trial_id, hints, kind, slots_per_share=slots)
         if not self._measured[kind].has_measured(trial_id) or kind[1] != name:
             # Of what others, or it with another layout, have measured: as the predictions are to each other.
-            found = found.slower(terms.seconds / (self._predicted_for(trial_id, kind) or self._of_whole(hints)))
-        return replace(found, bounds=terms.bounds(found.bounds, memory))
+            model = model.slower(terms.seconds / (self._predicted_for(trial_id, kind) or self._of_whole(hints)))
+        return replace(model, bounds=terms.bounds(model.bounds, memory))
 
     def _basis_for(self, trial_id: str, layout: str) -> tuple[str, str] | None:
         """Return the measurements that say most of a trial with a layout: of one that is like it, rather its own."""
-        known = [key for key, measured in self._measured.items() if measured.profile is not None]
+        measured_keys = [key for key, measured in self._measured.items() if measured.profile is not None]
 
         def says(key: tuple[str, str]) -> tuple[int, bool, int, tuple[str, str]]:
             measured = self._measured[key]
             likeness = _likeness(key[1], layout)
             return likeness, measured.has_measured(trial_id), measured.num_configurations, key
 
-        return max(known, key=says, default=None)
+        return max(measured_keys, key=says, default=None)
 
     def _of_whole(self, hints: Hints | None) -> float:
         """Predicted seconds of the whole model, with which was measured what no layout is known of."""

@@ -59,7 +59,7 @@ def waiting_series(
 
 def _waits(record: TrialRecord, history: Sequence[HistoryEntry], end: float) -> list[tuple[str, float, float]]:
     """Reason, begin and end of each time that the trial held no slot."""
-    found = []
+    waits = []
     reason: str | None = "submitted"
     since = record.submitted_at
     for entry in history:
@@ -67,8 +67,8 @@ def _waits(record: TrialRecord, history: Sequence[HistoryEntry], end: float) -> 
         if not changes and entry.what not in _HOLDS and entry.what not in _ENDS:
             continue
         if reason is not None and entry.at > since:
-            found.append((reason, since, min(entry.at, end)))
+            waits.append((reason, since, min(entry.at, end)))
         reason, since = (entry.reason.code if changes else None), entry.at
     if reason is not None and end > since and not (history and history[-1].what in _ENDS):
-        found.append((reason, since, end))
-    return found
+        waits.append((reason, since, end))
+    return waits

@@ -42,13 +42,13 @@ def clean(api: ClusterApi, namespaces: tuple[str, ...], *, wait_seconds: float =
 
 def _all(api: ClusterApi, kind: Collection, namespace: str) -> list[Document]:
     try:
-        found: list[Document] = api.list(kind, namespace).get("items") or []
+        items: list[Document] = api.list(kind, namespace).get("items") or []
     except ClusterRefused as error:
         if error.status == 404:
             # Its definition is gone already.
             return []
         raise
-    return found
+    return items
 
 
 def main() -> int:

@@ -97,11 +97,11 @@ class Housekeeping:
                 shown = shown_of(record, views.get(record.trial_id), latest.get(record.trial_id))
                 self._show_one(self._shown, record.trial_id, shown, self._store.show)
         for study in self._store.studies():
-            mine = of_study.get(study.name, [])
+            trials_of_study = of_study.get(study.name, [])
             shown = {
-                "trials": len(mine),
-                "running": sum(record.state.holds_slots for record in mine),
-                "slots": sum(slots[record.trial_id] for record in mine),
+                "trials": len(trials_of_study),
+                "running": sum(record.state.holds_slots for record in trials_of_study),
+                "slots": sum(slots[record.trial_id] for record in trials_of_study),
                 "best": f"{best[study.name]:.6g}" if study.name in best else None,
             }
             self._show_one(self._shown_studies, study.name, shown, self._store.show_study)

@@ -60,13 +60,13 @@ class Lease(LeaseLock):
 
     def get(self, name: str, namespace: str) -> Any:
         try:
-            found, record = super().get(name, namespace)
+            is_there, record = super().get(name, namespace)
         except (HTTPError, OSError) as error:
             return False, ApiException(status=0, reason=str(error))
-        holder = getattr(record, "holder_identity", None) if found else None
+        holder = getattr(record, "holder_identity", None) if is_there else None
         if self._was_held and holder and holder != self.identity:
             self._led_by_other(holder)
-        return found, record
+        return is_there, record
 
     def create(self, name: str, namespace: str, election_record: Any) -> Any:
         return self._noting(lambda: super(Lease, self).create(name, namespace, election_record))

@@ -85,14 +85,14 @@ def difference(wanted: int, present: Sequence[str]) -> tuple[int, list[str]]:
 
 def autoscaler_from(settings: ClusterSettings) -> Autoscaler | None:
     """None where the cluster's nodes do not change; raises InvalidClusterSettings."""
-    given = dict(settings.placeholders)
-    if not given:
+    options = dict(settings.placeholders)
+    if not options:
         return None
-    unknown = {snake(key) for key in given} - KNOWN
+    unknown = {snake(key) for key in options} - KNOWN
     if unknown:
         known = ", ".join(sorted(map(camel, KNOWN)))
         raise InvalidClusterSettings(f"placeholders.{camel(min(unknown))} is not a setting; there are {known}")
-    named = {snake(key): value for key, value in given.items()}
+    named = {snake(key): value for key, value in options.items()}
     numbers = {
         name: _number(name, named.get(name, default))
         for name, default in (
@@ -123,15 +123,15 @@ def _number(name: str, value: Any) -> float:
 
 def placeholder(settings: ClusterSettings, suffix: str, hosts: Sequence[str]) -> Document:
     """A pod as large as all slots of a node, that may run on none of the nodes that are there already."""
-    given = {snake(key): value for key, value in settings.placeholders.items()}
-    slots = int(given.get("slots_per_node", 1))
+    options = {snake(key): value for key, value in settings.placeholders.items()}
+    slots = int(options.get("slots_per_node", 1))
     amounts = {name: f"{(parse_quantity(quantity) * slots).normalize():f}" for name, quantity in settings.slot.items()}
     own: Document = {
         "spec": {
             "containers": [
                 {
                     "name": "placeholder",
-                    "image": given.get("image") or settings.image,
+                    "image": options.get("image") or settings.image,
                     "command": ["python", "-c", "import signal; signal.pause()"],
                     "resources": {"requests": amounts, "limits": {k: v for k, v in amounts.items() if k != "cpu"}},
                 }
@@ -143,7 +143,7 @@ def placeholder(settings: ClusterSettings, suffix: str, hosts: Sequence[str]) ->
             "automountServiceAccountToken": False,
         }
     }
-    template = merge_templates(own, given.get("template") or {})
+    template = merge_templates(own, options.get("template") or {})
     labels = {INSTANCE_LABEL: label_value(settings.instance), PLACEHOLDER_LABEL: "true"}
     metadata = template.pop("metadata", {})
     return {

@@ -77,14 +77,9 @@ class OperatorSettings:
 
 
 class Operator:
-    """``on_leading`` is told the API's address when this process leads and answers."""
-
-    def __init__(
-        self, api: KubernetesApi, settings: OperatorSettings, on_leading: Callable[[str], None] = lambda _: None
-    ) -> None:
+    def __init__(self, api: KubernetesApi, settings: OperatorSettings) -> None:
         self._api = api
         self._settings = settings
-        self._on_leading = on_leading
         self._namespace = settings.cluster.namespace
         self._identity = settings.identity or f"{socket.gethostname()}-{os.getpid()}"
         self._stop = threading.Event()
@@ -195,7 +190,6 @@ class Operator:
         self._mark_leader(self._identity, leads=True)
         self._led.set()
         logger.info("leading identity=%s url=%s seconds=%.2f", self._identity, url, time.monotonic() - began)
-        self._on_leading(url)
 
     def _service_url(self) -> str:
         """Return the service's address, which works where a cluster has no name service, too."""

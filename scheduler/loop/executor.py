@@ -233,12 +233,12 @@ class Executor:
         live = {trial.trial_id for trial in self._store.trials(live_only=True)}
         for trial_id in {replica.trial_id for replica in replicas} - live:
             trial = self._store.trial(trial_id)
-            mine = [replica for replica in replicas if replica.trial_id == trial_id]
+            own_replicas = [replica for replica in replicas if replica.trial_id == trial_id]
             if trial.outcome is not None and now - (trial.finished_at or now) < self._settings.leaving_seconds:
                 continue
-            for action in plan(trial, {}, mine, now):
+            for action in plan(trial, {}, own_replicas, now):
                 if isinstance(action, Stop):
-                    self._stop(action, mine, now)
+                    self._stop(action, own_replicas, now)
 
 
 PATIENCE_SECONDS = 5.0

@@ -57,7 +57,9 @@ class Inheritance:
         except UnknownTrial:
             raise ParentStateMissing(f"its parent {parent_id} has been removed, and its state with it") from None
         if parent.members and not parent.state.is_final and not self._has_saved(parent, now):
-            self._journal.note_inheriting(child.trial_id, f"waits until its parent {parent_id} has saved its state")
+            self._journal.note_waits_for(
+                child.trial_id, "inherits", f"waits until its parent {parent_id} has saved its state"
+            )
             return False
         if self._files.hand_on(child):
             self._asked.pop(parent_id, None)
@@ -68,7 +70,7 @@ class Inheritance:
             raise ParentStateMissing(
                 f"its parent {parent_id} runs code that does not use dist_core, and saves no state"
             )
-        self._journal.note_inheriting(child.trial_id, f"waits until its parent {parent_id} has trained")
+        self._journal.note_waits_for(child.trial_id, "inherits", f"waits until its parent {parent_id} has trained")
         return False
 
     def _has_shared(self, child: TrialRecord) -> bool:

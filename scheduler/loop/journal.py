@@ -98,15 +98,8 @@ class Journal:
             reason.sentence,
         )
 
-    def note_preparing(self, trial_id: str) -> None:
-        present = self._store.trial(trial_id)
-        reason = Reason(code="preparing", sentence="the modules that its replicas share are being imported")
-        if present.state is TrialState.PENDING and present.reason != reason:
-            self._store.save_trial(replace(present, reason=reason))
-
-    def note_inheriting(self, trial_id: str, sentence: str) -> None:
-        present = self._store.trial(trial_id)
-        reason = Reason(code="inherits", sentence=sentence)
+    def note_waits_for(self, trial_id: str, code: str, sentence: str) -> None:
+        present, reason = self._store.trial(trial_id), Reason(code=code, sentence=sentence)
         if present.state is TrialState.PENDING and present.reason != reason:
             self._store.save_trial(replace(present, reason=reason))
 

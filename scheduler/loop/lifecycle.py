@@ -126,16 +126,16 @@ class Lifecycle:
         asked = trial.switching and not trial.published_members
         preempted = statuses <= {EXIT_PREEMPTED} or all(each.stop_requested_at is not None for each in ended)
         losses = trial.losses
-        told = self._observations.take_ends(ended)
-        why = next((each.why for each in told.values() if each is not None), "")
-        if any(each is not None and each.code == "out_of_memory" for each in told.values()):
+        ends = self._observations.take_ends(ended)
+        why = next((each.why for each in ends.values() if each is not None), "")
+        if any(each is not None and each.code == "out_of_memory" for each in ends.values()):
             self._observer.give_up_layout(trial)
         if trial.layout and not asked and preempted:
             never_ready = all(each.ready_at is None and each.stop_requested_at is None for each in ended)
             self._note_refusal(trial.trial_id, now, again=never_ready)
         if asked or preempted:
             reason = Reason(code="paused", sentence=trial.hold or "saved its state and gave its slots back")
-        elif found_no_room(ended, told):
+        elif found_no_room(ended, ends):
             # Nothing of its own went wrong.
             self._backoff.begin(trial.trial_id, now, FAILED_JOIN_SECONDS)
             reason = Reason(code=NO_ROOM, sentence=f"tries again in {FAILED_JOIN_SECONDS:.0f} s: {why}")

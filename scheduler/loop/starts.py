@@ -87,7 +87,9 @@ class Starts:
             for record, place in zip(records, places, strict=True)
         ]
         if not all(self._launcher.is_ready_for(request) for request in requests):
-            self._journal.note_preparing(trial.trial_id)
+            self._journal.note_waits_for(
+                trial.trial_id, "preparing", "the modules that its replicas share are being imported"
+            )
             return 0
         started = 0
         for record, request in zip(records, requests, strict=True):

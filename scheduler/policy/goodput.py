@@ -40,13 +40,10 @@ MOST_PLACED = 4
 class GoodputPolicy:
     name: Final = "goodput"
 
-    def __init__(self, settings: GoodputSettings | None = None) -> None:
-        self.settings = settings or GoodputSettings()
-
     def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
         node_slots = snapshot.largest_node
         eligible = [_usable(view, node_slots) for view in [*snapshot.eligible, *snapshot.coming]]
-        table = GoodputTable(eligible, snapshot, self.settings)
+        table = GoodputTable(eligible, snapshot, GoodputSettings())
         placed = self._placed(table, eligible, snapshot)
         for _ in range(MOST_PLACED):
             # Slots there are, and no node with as many: another layout may do with what is free.
@@ -146,21 +143,18 @@ class GoodputPolicy:
         return Reason(code="other_layout", sentence=sentence)
 
 
-def assign_by_goodput(
-    snapshot: Snapshot, views: Sequence[TrialView], groups: Sequence[NodeGroup], settings: GoodputSettings | None = None
-) -> Mapping[str, int]:
+def assign_by_goodput(snapshot: Snapshot, views: Sequence[TrialView], groups: Sequence[NodeGroup]) -> Mapping[str, int]:
     """The group of nodes that each trial is worth most on, when all groups are divided at once.
 
     Where a trial is, it has no change to pay for. Too many trials for the integer programme are assigned by room.
     """
-    settings = settings or GoodputSettings()
     if len(views) > MOST_ASSIGNED or not views:
         return assign_by_room(snapshot, views, groups)
     tables = []
     alone = np.ones((len(views), len(groups)))
     for index, group in enumerate(groups):
         mine = [_on_group(view, group) for view in views]
-        tables.append(GoodputTable(mine, replace(snapshot, nodes=group.nodes, trials=tuple(mine)), settings))
+        tables.append(GoodputTable(mine, replace(snapshot, nodes=group.nodes, trials=tuple(mine)), GoodputSettings()))
         alone[:, index] = [1.0 if v.model is None else float(v.model.curve(group.node_slots, ONE)[0]) for v in mine]
     alone /= alone.max(axis=1, keepdims=True)
     allowed = np.array([[may_use(view, group) for group in groups] for view in views])
@@ -177,15 +171,15 @@ def assign_by_goodput(
     group_of = np.repeat(np.arange(len(groups)), [len(table.counts) - 1 for table in tables])
     capacity = np.array([group.slots for group in groups])
     chosen = choose_options(values, counts, group_of, capacity)
-    found: dict[str, int] = {}
+    assigned: dict[str, int] = {}
     for row, view in enumerate(views):
         if chosen[row] >= 0:
-            found[view.trial_id] = int(group_of[chosen[row]])
+            assigned[view.trial_id] = int(group_of[chosen[row]])
         elif allowed[row].any():
-            found[view.trial_id] = max(
+            assigned[view.trial_id] = max(
                 np.flatnonzero(allowed[row]).tolist(), key=lambda index: groups[index].held_by(view)
             )
-    return found
+    return assigned
 
 
 def _on_group(view: TrialView, group: NodeGroup) -> TrialView:

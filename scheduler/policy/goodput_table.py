@@ -53,7 +53,6 @@ class GoodputTable:
     def __init__(self, views: Sequence[TrialView], snapshot: Snapshot, settings: GoodputSettings) -> None:
         self._settings = settings
         self._views = views
-        self._snapshot = snapshot
         self._total = snapshot.total_slots
         self._node_slots = snapshot.largest_node
         self.counts = count_grid(views, self._total, self._node_slots)
@@ -86,7 +85,7 @@ class GoodputTable:
         """Trials of studies that do not wait for all of theirs to start before the best may grow."""
         self.gains: Floats
         """Values without the precedence of minimums."""
-        self.values = self._values(views, snapshot)
+        self.values = self._values(views)
 
     def _measure(self, views: Sequence[TrialView]) -> None:
         settings = self._settings
@@ -159,7 +158,7 @@ class GoodputTable:
             self._left_out.setdefault(row, set()).add(self.option(row, self.chosen_counts[row]).layout)
         if any(len(self._left_out[row]) < len(self._options[row]) for row in rows):
             self._measure(self._views)
-            self.values = self._values(self._views, self._snapshot)
+            self.values = self._values(self._views)
             return True
         return False
 
@@ -177,19 +176,19 @@ class GoodputTable:
 
     def _segments(self, views: Sequence[TrialView]) -> list[list[tuple[float, float]]]:
         """(slots, speed gained) along each trial's concave envelope, as far as it may grow."""
-        counts, found = self.counts.tolist(), []
+        counts, segments = self.counts.tolist(), []
         for row, view in enumerate(views):
             reach = int(np.searchsorted(self.counts, min(view.max_slots, self._total), side="right"))
             speeds = self.speeds[row, :reach].tolist()
             parts = envelope(counts, speeds, 0, row) if reach > 1 else []
-            found.append(
+            segments.append(
                 [
                     (float(counts[after] - counts[before]), speeds[after] - speeds[before])
                     for _, _, before, after in parts
                 ]
                 or [(1.0, 1.0)]
             )
-        return found
+        return segments
 
     def learn_spread(self, spread: Mapping[int, tuple[int, int]]) -> bool:
         """(slots that one node has for it, nodes that more would need) of trials by row; whether that is news."""
@@ -206,7 +205,7 @@ class GoodputTable:
             news = news or bool((speeds < self.speeds[row, more]).any())
             self.speeds[row, more] = speeds
         if news:
-            self.values = self._values(self._views, self._snapshot)
+            self.values = self._values(self._views)
         return news
 
     def speed(self, row: int, count: float) -> float:
@@ -241,7 +240,7 @@ class GoodputTable:
         """Return each change's value by the study's goal; a further slot has to add a little at least."""
         least_gain = np.full(len(views), self._settings.smallest_gain)
         speeds = self.speeds * kept
-        found = self.weights[:, None] * speeds
+        worths = self.weights[:, None] * speeds
         studies: dict[str, list[int]] = {}
         for row, view in enumerate(views):
             if view.goal == "budget":
@@ -257,11 +256,11 @@ class GoodputTable:
                 price=self.weights[rows],
                 fair_speed=np.array([self.speed(row, fair) for row in rows]),
             )
-            found[rows] = gains(views[rows[0]].goal, trials)
-        one = (found / np.maximum(kept, 1e-9))[:, 1] if found.shape[1] > 1 else np.zeros(len(views))
-        return np.asarray(found - (least_gain * one)[:, None] * self.counts[None, :] * kept)
+            worths[rows] = gains(views[rows[0]].goal, trials)
+        one = (worths / np.maximum(kept, 1e-9))[:, 1] if worths.shape[1] > 1 else np.zeros(len(views))
+        return np.asarray(worths - (least_gain * one)[:, None] * self.counts[None, :] * kept)
 
-    def _values(self, views: Sequence[TrialView], snapshot: Snapshot) -> Floats:
+    def _values(self, views: Sequence[TrialView]) -> Floats:
         if not views:
             return np.zeros((0, len(self.counts)))
         settings, counts, held = self._settings, self.counts[None, :], self.held[:, None]
@@ -283,7 +282,7 @@ class GoodputTable:
         first = np.where(held > 0, 2.0, np.where(self.hurried[:, None], 0.0, 1.0))
         values = values + np.where(counts >= least, everybody * first, 0.0)
         values[:, 0] = 0.0
-        values[~self._allowed(views, snapshot)] = -np.inf
+        values[~self._allowed(views)] = -np.inf
         values[(counts > held) & (held >= least) & ~self._pays(present, pause, start)] = -np.inf
         return np.asarray(values)
 
@@ -307,7 +306,7 @@ class GoodputTable:
             return False
         return bool(view.held_slots) and not (view.can_rescale and settled)
 
-    def _allowed(self, views: Sequence[TrialView], snapshot: Snapshot) -> NDArray[np.bool_]:
+    def _allowed(self, views: Sequence[TrialView]) -> NDArray[np.bool_]:
         """Return which counts each trial may be given now."""
         settings = self._settings
         waiting = bool(((self.held == 0) & ~self.hurried).any())

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shlex
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 
+from scheduler.api.site import Site
 from scheduler.errors import SchedulerError
 from scheduler.host.sites import without_secrets
 from scheduler.snapshot import NodeView
-from trials.agents.agent import LEAVE_SECONDS
+from trials.agents.addresses import address_of, address_towards
 from trials.agents.roster import Roster
-from trials.agents.start import AgentDescription
+from trials.agents.start import AgentDescription, AgentOptions
+from trials.errors import SlurmRefused, SlurmUnreachable
+from trials.launch.base import Launcher
 from trials.launch.emulated import emulation
 from trials.launch.fork.start import own_path
 from trials.launch.node_environ import node_environ
+from trials.slurm.commands import Slurm
 
 OF_ANOTHER_NODE = (
     "CUDA_VISIBLE_DEVICES",
@@ -60,25 +67,15 @@ def container_options(text: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentSettings:
+class AgentSettings(AgentOptions):
     """As the user has it, for all agents."""
 
     state_dir: Path
-    preload: str = "torch"
-    fork_server: bool = True
-    emulate: str | None = None
-    slots_per_gpu: int = 1
-    gpus_per_slot: int = 1
     memory_per_slot: float | None = None
-    interface: str = ""
     prologue: str = ""
     """Lines of bash that run on the node before anything else: modules, a conda environment."""
     container: tuple[str, ...] = ()
     """Options of srun that put agents into a container."""
-    leave_seconds: float = LEAVE_SECONDS
-    """Longest that replicas get to save when an agent has to leave."""
-    shares_files: bool = True
-    """True if nodes see the state folder and the sweeps' code."""
     is_shared: bool = False
     """True if others than this process's user have trials there: they get none of its environment."""
 
@@ -123,11 +120,13 @@ class AgentSettings:
         own = without_secrets(os.environ)
         own = node_environ(own) if self.is_shared else own
         dropped = {*OF_ANOTHER_NODE, *(OF_PYTHON if self.container else ())}
-        found = {name: value for name, value in own.items() if name not in dropped and not name.startswith("ELASTUNE_")}
+        kept_environ = {
+            name: value for name, value in own.items() if name not in dropped and not name.startswith("ELASTUNE_")
+        }
         if not self.container:
             # It finds this suite where it is not installed.
-            found["PYTHONPATH"] = os.pathsep.join([*own_path(), *filter(None, [found.get("PYTHONPATH")])])
-        return found
+            kept_environ["PYTHONPATH"] = os.pathsep.join([*own_path(), *filter(None, [kept_environ.get("PYTHONPATH")])])
+        return kept_environ
 
     @property
     def emulated(self) -> str:
@@ -146,10 +145,10 @@ class AgentSettings:
     @staticmethod
     def node_views(roster: Roster) -> tuple[NodeView, ...]:
         """Return the views of the nodes that agents are on."""
-        given: dict[str, set[str]] = {}
+        givers: dict[str, set[str]] = {}
         for news in roster.agents():
             if news.job:
-                given.setdefault(news.host, set()).add(
+                givers.setdefault(news.host, set()).add(
                     f"job {news.job} in {news.pool}" if news.pool else f"job {news.job}"
                 )
         return tuple(
@@ -157,7 +156,7 @@ class AgentSettings:
                 name=node.node,
                 slots=node.slots - len(node.in_use),
                 kind=node.kind,
-                given_by=", ".join(sorted(given.get(node.node, ()))),
+                given_by=", ".join(sorted(givers.get(node.node, ()))),
             )
             for node in roster.nodes()
         )
@@ -167,13 +166,46 @@ class AgentSettings:
             url=url,
             token=token,
             server_file=str(self.state_dir.resolve() / "server.json"),
-            preload=self.preload,
-            fork_server=self.fork_server,
-            emulate=self.emulate,
-            slots_per_gpu=self.slots_per_gpu,
-            gpus_per_slot=self.gpus_per_slot,
             memory_bytes=None if self.memory_per_slot is None else int(self.memory_per_slot * 2**30),
-            interface=self.interface,
-            leave_seconds=self.leave_seconds,
-            shares_files=self.shares_files,
+            **{each.name: getattr(self, each.name) for each in fields(AgentOptions)},
         ).to_text()
+
+
+MOST_NODES = 8
+"""Most nodes that are tried."""
+
+
+def address_for(slurm: Slurm, nodes: Sequence[str], interface: str) -> str:
+    """The interface's where one is named; else the one on the way to the first of these that is known.
+
+    Raises SchedulerError where there is none.
+    """
+    try:
+        if interface:
+            return address_of(interface)
+        shown = slurm.run("scontrol", "--oneliner", "show", "node", ",".join(nodes[:MOST_NODES]))
+        addresses = re.findall(r"\bNodeAddr=(\S+)", shown) or list(nodes[:MOST_NODES])
+        for address in addresses[:-1]:
+            # Nodes of a cloud have no name before they are there.
+            with contextlib.suppress(OSError):
+                return address_towards(address)
+        return address_towards(addresses[-1])
+    except (OSError, SlurmRefused, SlurmUnreachable) as error:
+        raise SchedulerError(
+            f"cannot find the address by which the nodes reach this machine: {error}; name the address to listen on "
+            "with --host, or a network interface that leads there with --interface"
+        ) from error
+
+
+class AgentSite(Site):
+    roster: Roster
+
+    def __init__(self, agents: AgentSettings, roster: Roster, launcher: Launcher) -> None:
+        super().__init__(launcher)
+        self._agents = agents
+        self.roster = roster
+        self.runs_elsewhere = not agents.shares_files
+        self.emulated = agents.emulated
+
+    def nodes(self) -> tuple[NodeView, ...]:
+        return self._agents.node_views(self.roster)

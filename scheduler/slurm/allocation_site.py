@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 from scheduler.errors import SchedulerError
 from scheduler.loop.control_loop import ControlLoop
-from scheduler.slurm.agent_site import AgentSite
-from scheduler.slurm.agents import AgentSettings
+from scheduler.slurm.agents import AgentSettings, AgentSite
 from trials.agents.launcher import AgentLauncher
 from trials.agents.roster import Roster
 from trials.slurm.allocation import Allocation

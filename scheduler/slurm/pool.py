@@ -23,7 +23,7 @@ from scheduler.state_folder import write_durably
 from trials.agents.roster import QUIET_SECONDS, Roster
 from trials.errors import SlurmRefused, SlurmUnreachable, StoreUnavailable
 from trials.queued import QueuedSlots
-from trials.slurm.agent_logs import complaint
+from trials.slurm.commands import complaint
 from trials.slurm.jobs import QueuedJob, log_name
 
 SAVE_SECONDS = 30.0
@@ -171,16 +171,16 @@ class Pool:
         """Ask for all jobs at once, and see which are gone."""
         self._polled_at = now
         before = {job.job: job for job in self.jobs}
-        found = self._queue.jobs()
-        listed = {job.job for job in found}
+        jobs = self._queue.jobs()
+        listed = {job.job for job in jobs}
         # Some queues show not everything: what calls is there.
-        found += [before[job] for job in sorted(self._called & before.keys() - listed) if self._is_there(job)]
-        self.jobs = found
+        jobs += [before[job] for job in sorted(self._called & before.keys() - listed) if self._is_there(job)]
+        self.jobs = jobs
         if not self._is_known:
             self._is_known = True
             self.trouble = "" if self._not_before <= now else self.trouble
-        present = {job.job for job in found}
-        for job in found:
+        present = {job.job for job in jobs}
+        for job in jobs:
             known = before.get(job.job)
             if not job.waits and known is not None and known.waits and job.starts_at is not None:
                 self._waits.append(max(0.0, job.starts_at - job.submitted_at))

@@ -167,13 +167,13 @@ def time_limit(text: str | None) -> float | None:
 
 
 def _bounds(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"(?:(\d+):)?(\d+)", text)
-    if found is None or not 1 <= int(found[2]) <= LARGEST or int(found[1] or 0) > int(found[2]):
+    match = re.fullmatch(r"(?:(\d+):)?(\d+)", text)
+    if match is None or not 1 <= int(match[2]) <= LARGEST or int(match[1] or 0) > int(match[2]):
         raise SchedulerError(
             f"--slurm has slots={text}; it must be MIN:MAX, such as slots=0:32, with MIN at most MAX and MAX from "
             f"1 to {LARGEST}"
         )
-    return int(found[1] or 0), int(found[2])
+    return int(match[1] or 0), int(match[2])
 
 
 def _number(name: str, text: str) -> float:

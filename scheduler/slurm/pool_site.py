@@ -15,8 +15,7 @@ from dataclasses import replace
 
 from scheduler.errors import SchedulerError
 from scheduler.loop.control_loop import ControlLoop
-from scheduler.slurm.agent_site import AgentSite
-from scheduler.slurm.agents import AgentSettings
+from scheduler.slurm.agents import AgentSettings, AgentSite
 from scheduler.slurm.pool import Pool, UsedHours
 from scheduler.slurm.pool_settings import PoolSettings
 from scheduler.snapshot import JobView

@@ -70,7 +70,7 @@ def test_no_pass_has_fewer_samples_than_a_model_needs(
 def test_weights_are_shares_of_the_global_batch() -> None:
     cursor = ElasticCursor(100, shuffle=False)
     plans = [cursor.plan(10, rank=rank, world_size=4, accumulation=0) for rank in range(4)]
-    assert [plan.local_batch for plan in plans] == [3, 3, 2, 2]
+    assert [sum(map(len, plan.micro_batches)) for plan in plans] == [3, 3, 2, 2]
     assert [plan.weight for plan in plans] == [0.3, 0.3, 0.2, 0.2]
 
 

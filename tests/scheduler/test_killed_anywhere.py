@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from dist_core.errors import EXIT_PREEMPTED
+from scheduler.api.root import SteadyClock
 from scheduler.loop.control_loop import ControlLoop
 from scheduler.loop.settings import LoopSettings
-from scheduler.loop.steady_clock import SteadyClock
 from scheduler.snapshot import Grant, Snapshot
 from trials.launch import InMemoryLauncher
 from trials.record import Outcome, Reason, ReplicaState
 from trials.spec import TrialSpec
 from trials.states import TrialState
-from trials.store import InMemoryTrialStore
+from trials.store import TrialStore
 
 WRITES = (
     "save_trial",
@@ -90,7 +90,7 @@ class World:
         self.now = 1000.0
         self.jumped = 0.0
         """How far the machine's clock was set forward."""
-        self.store = InMemoryTrialStore()
+        self.store = TrialStore()
         self.launcher = InMemoryLauncher({"n0": SLOTS})
         self.guillotine = Guillotine(at, after=after)
         for target, names in ((self.store, WRITES), (self.launcher, CALLS)):

@@ -8,13 +8,13 @@ from scheduler.policy import policy_by_name
 from tests.support.kubernetes_store import spec
 from trials.launch.memory import InMemoryLauncher
 from trials.record import ReplicaRecord
-from trials.store import InMemoryTrialStore
+from trials.store import TrialStore
 
 
 class Bench:
     def __init__(self) -> None:
         self.now = 0.0
-        self.store = InMemoryTrialStore()
+        self.store = TrialStore()
         self.trial_id = self.store.submit(spec(), 0.0).trial_id
         self.launcher = InMemoryLauncher({"n": 4})
         journal = Journal(self.store, policy_by_name("goodput"))

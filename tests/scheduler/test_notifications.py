@@ -15,7 +15,7 @@ from scheduler.host.notifications import Notifier, Seen, news
 from trials.record import Outcome, Reason, Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.states import TrialState
-from trials.store import InMemoryTrialStore
+from trials.store import TrialStore
 from trials.terms import StudyTerms
 
 
@@ -61,7 +61,7 @@ def test_what_was_so_beforehand_is_no_news_and_an_address_that_is_away_is_tried_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(notifications, "FIRST_PAUSE_SECONDS", 0.01)
-    store = InMemoryTrialStore()
+    store = TrialStore()
     store.adopt(trial(0, TrialState.FAILED))
     sent: queue.Queue[Mapping[str, Any]] = queue.Queue()
     tries = [0]

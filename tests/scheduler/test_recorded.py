@@ -11,9 +11,9 @@ from click.testing import CliRunner
 from dist_core.goodput import BatchBounds, Configuration, GradientStatistics, Hints, Observation
 from scheduler.cli import command_line
 from scheduler.policy import policy_by_name
+from scheduler.simulator.application import InvalidWorkload
 from scheduler.simulator.cluster import SimulationSettings
 from scheduler.simulator.command import compare
-from scheduler.simulator.errors import InvalidWorkload
 from scheduler.simulator.recorded import read_recorded
 from scheduler.simulator.replay import RecordedWorld
 from scheduler.state_folder import DATABASE

@@ -15,10 +15,9 @@ from click.testing import CliRunner
 
 from scheduler.cli import command_line
 from scheduler.loop.control_loop import ControlLoop
-from scheduler.simulator.application import measured_application
+from scheduler.simulator.application import InvalidWorkload, measured_application
 from scheduler.simulator.cluster import SimulationSettings
 from scheduler.simulator.command import compare
-from scheduler.simulator.errors import InvalidWorkload
 from scheduler.simulator.replicas import LIVE, Timing
 from scheduler.simulator.rivals import COMPARED, compared_policy
 from scheduler.simulator.sweep import SuccessiveHalving, SweepSettings, SweepWorld, learning_curves

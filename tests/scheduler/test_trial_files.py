@@ -16,12 +16,12 @@ from scheduler.loop.trial_files import PREPARED_SECONDS, SPARED_SECONDS, TrialFi
 from trials.launch import InMemoryLauncher
 from trials.record import Study, TrialRecord
 from trials.spec import TrialSpec
-from trials.store import InMemoryTrialStore
+from trials.store import TrialStore
 from trials.terms import StudyTerms
 
 
 def test_data_of_unknown_studies_is_forgotten_and_of_known_ones_kept(tmp_path: Path) -> None:
-    store, now = InMemoryTrialStore(), 0.0
+    store, now = TrialStore(), 0.0
     store.put_study(Study(name="a b", direction="minimize", terms=StudyTerms(), owner=None, owner_seen_at=0.0))
     files = TrialFiles(tmp_path, store, InMemoryLauncher({}), lambda: now)
     known, gone, young = (files.prepared_dir(name) for name in ("a b", "a/b", "c"))
@@ -40,7 +40,7 @@ def test_data_of_unknown_studies_is_forgotten_and_of_known_ones_kept(tmp_path: P
 
 def test_a_state_that_is_removed_while_it_is_handed_on_is_no_state_for_the_child(tmp_path: Path) -> None:
     """Its parent may have written two newer ones between the scheduler's look at it and the link."""
-    files = TrialFiles(tmp_path, InMemoryTrialStore(), InMemoryLauncher({}), time.monotonic, one_machine=True)
+    files = TrialFiles(tmp_path, TrialStore(), InMemoryLauncher({}), time.monotonic, one_machine=True)
     parent = files.checkpoint_dir("parent")
     write_checkpoint(parent, 1, {"weight": torch.ones(2)}, {"epoch": 1})
     child = TrialRecord(trial_id="child", spec=TrialSpec(study="s", number=1, entrypoint="a.b:c", parent="parent"))

@@ -20,7 +20,7 @@ from trials.errors import StoreUnavailable
 from trials.record import Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study
 from trials.spec import TrialSpec
 from trials.states import TrialState
-from trials.store import InMemoryTrialStore, SqlBacking, sql_store
+from trials.store import SqlBacking, TrialStore, sql_store
 from trials.store.base import HistoryEntry
 from trials.store.tables import make_tables
 
@@ -30,7 +30,7 @@ def each(rows: Iterable[Any], write: Callable[[Any], object]) -> None:
         write(row)
 
 
-WRITES: dict[str, Callable[[InMemoryTrialStore, int], Any]] = {
+WRITES: dict[str, Callable[[TrialStore, int], Any]] = {
     "put_study": lambda store, n: store.put_study(Study(name="s", owner=f"o{n}", owner_seen_at=1.0)),
     "touch_study": lambda store, n: store.touch_study("s", f"o{n}", float(n)),
     "disown_study": lambda store, n: store.disown_study("s", f"o{n}"),
@@ -104,7 +104,7 @@ def fails(method: Callable[..., Any], when: str) -> Callable[..., Any]:
     return call
 
 
-def everything(store: InMemoryTrialStore | SqlBacking) -> dict[str, Any]:
+def everything(store: TrialStore | SqlBacking) -> dict[str, Any]:
     trials = store.trials()
     return {
         "studies": store.studies(),
@@ -126,7 +126,7 @@ def everything(store: InMemoryTrialStore | SqlBacking) -> dict[str, Any]:
 def test_memory_and_backing_never_differ(writes: list[tuple[str, int, str]]) -> None:
     sql = SqlBacking("sqlite://")
     sql.save_study(Study(name="s", owner="o0"))
-    store = InMemoryTrialStore(sql)
+    store = TrialStore(sql)
     for name, number, when in writes:
         with pytest.MonkeyPatch.context() as patch:
             if when != "no":
@@ -142,7 +142,7 @@ def test_memory_and_backing_never_differ(writes: list[tuple[str, int, str]]) -> 
 
 def test_an_outcome_whose_write_seemed_to_fail_is_seen() -> None:
     sql = SqlBacking("sqlite://")
-    store = InMemoryTrialStore(sql)
+    store = TrialStore(sql)
     trial_id = store.submit(TrialSpec(study="s", number=0, entrypoint="m:f"), 1.0).trial_id
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sql, "save_trials", fails(sql.save_trials, "after"))
@@ -156,7 +156,7 @@ def test_an_outcome_whose_write_seemed_to_fail_is_seen() -> None:
 
 def test_readers_do_not_wait_for_a_write() -> None:
     sql = SqlBacking("sqlite://")
-    store = InMemoryTrialStore(sql)
+    store = TrialStore(sql)
     trial_id = store.submit(TrialSpec(study="s", number=0, entrypoint="m:f"), 1.0).trial_id
     begun, may_end = threading.Event(), threading.Event()
     save = sql.save_trials

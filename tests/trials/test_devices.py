@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trials.launch.devices import numa_nodes
+from trials.launch.slots import numa_nodes
 
 
 def test_numa_nodes_are_read_from_the_system(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from trials.log_files import LONGEST_WORDS, last_words, shorten, tail
+from trials.log_files import LONGEST_WORDS, following, last_words, shorten
 
 
 def test_last_words_are_the_last_line_that_is_not_empty(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_what_a_replica_put_in_its_logs_place_is_not_read(tmp_path: Path) -> Non
     log.symlink_to(secret)
     os.mkfifo(pipe)
     for there in (log, pipe):
-        assert (last_words(there), tail(there, 100), shorten(there, 10)) == ("", "", False)
+        assert (last_words(there), following(there, -1, 100)[0], shorten(there, 10)) == ("", "", False)
     assert len(secret.read_text()) == 8000
 
 

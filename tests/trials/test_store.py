@@ -23,7 +23,7 @@ from trials.kubernetes.settings import ClusterSettings
 from trials.record import FACTS, Measurement, Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.states import TrialState
-from trials.store import InMemoryTrialStore, TrialStore, sql_store
+from trials.store import TrialStore, sql_store
 from trials.store.base import HistoryEntry
 from trials.terms import StudyTerms
 
@@ -95,7 +95,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 )
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TrialStore]:
     if request.param == "memory":
-        yield InMemoryTrialStore()
+        yield TrialStore()
         return
     if request.param in ("kubernetes", "cluster"):
         api = FakeClusterApi() if request.param == "kubernetes" else request.getfixturevalue("real_api")

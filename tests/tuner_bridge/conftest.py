@@ -15,7 +15,7 @@ from tests.support.nni_experiment import NniExperiment
 from tests.support.nni_scripts import REPORTS
 from tests.support.replicas_in_threads import ThreadLauncher
 from tests.support.served import ServedLoop
-from trials.store import InMemoryTrialStore
+from trials.store import TrialStore
 from tuner_bridge.in_replica.run import run_in
 from tuner_bridge.optuna.replica import prepare
 
@@ -41,7 +41,7 @@ def scheduler_in_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     """The same, whose only slot runs the objectives of Optuna's trials in threads of this process."""
     launcher = ThreadLauncher(lambda core: run_in(core, prepare, (optuna.TrialPruned,)))
     folder = tmp_path_factory.mktemp("scheduler")
-    served = ServedLoop(folder, InMemoryTrialStore(), launcher, policy_by_name("goodput"))
+    served = ServedLoop(folder, TrialStore(), launcher, policy_by_name("goodput"))
     launcher.on_change = served.loop.wake
     client = served.client()
     with joined(client):

@@ -21,8 +21,8 @@ from trials.inside import user_code
 from trials.inside.packages import python_path, unpack
 from trials.spec import TrialSpec
 from tuner_bridge.driving import packing
-from tuner_bridge.driving.code_on_cluster import CodeOnCluster
 from tuner_bridge.driving.packing import pack
+from tuner_bridge.driving.sent_code import CodeOnCluster
 from tuner_bridge.errors import InvalidSweep
 from tuner_bridge.in_replica.shipped import ShippedCode, receive_from
 

@@ -22,11 +22,12 @@ def address_towards(host: str) -> str:
 
 def address_of(interface: str) -> str:
     """The interface's IPv4 address, else its IPv6 one. Raises OSError where it has none."""
-    known = psutil.net_if_addrs()
+    interfaces = psutil.net_if_addrs()
     for family in (socket.AF_INET, socket.AF_INET6):
-        for address in known.get(interface, ()):
+        for address in interfaces.get(interface, ()):
             if address.family == family:
                 return str(address.address).partition("%")[0]
     raise OSError(
-        f"there is no network interface {interface!r} with an address here; this machine has {', '.join(sorted(known))}"
+        f"there is no network interface {interface!r} with an address here; this machine has "
+        f"{', '.join(sorted(interfaces))}"
     )

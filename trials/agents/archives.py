@@ -24,15 +24,15 @@ _BLOCK = tarfile.BLOCKSIZE
 
 def newest(folder: Path) -> dict[str, str]:
     """Return the newest of a trial's checkpoints that are on disk, by the writer's folder."""
-    found: dict[str, str] = {}
+    newest_by_writer: dict[str, str] = {}
     # Not recursively: a folder that is being written may vanish while it is looked into.
     places = [f"{kept}{part}" for kept in ("", "ended/", "after-*/") for part in ("", "part-*/")]
     for manifest in (path for place in places for path in folder.glob(f"{place}checkpoint-*/manifest.json")):
         name = manifest.parent.relative_to(folder).as_posix()
         if NAME.match(name) and _is_flushed(manifest):
             writer = name.rpartition("/")[0]
-            found[writer] = max(name, found.get(writer, ""))
-    return found
+            newest_by_writer[writer] = max(name, newest_by_writer.get(writer, ""))
+    return newest_by_writer
 
 
 def _is_flushed(manifest: Path) -> bool:

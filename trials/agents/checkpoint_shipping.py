@@ -59,11 +59,11 @@ class CheckpointShipping(Shipping):
     def ship(self) -> None:
         for trial in _folders_in(self._folder):
             try:
-                found = newest(trial)
+                newest_by_writer = newest(trial)
             except FileNotFoundError:
                 # Its trial is over, and its folder has just been removed.
                 continue
-            for writer, name in found.items():
+            for writer, name in newest_by_writer.items():
                 self._ship(trial, writer, name)
 
     def _ship(self, trial: Path, writer: str, name: str) -> None:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from trials.agents.roster import Lost, Roster
 from trials.agents.words import AgentReplica, Phase
 from trials.errors import LaunchFailed
-from trials.launch.base import Exit, LaunchRequest, NodeSlots, ReplicaProcess
-from trials.queued import QueuedSlots, SlotQuota
+from trials.launch.base import Exit, Launcher, LaunchRequest, NodeSlots, ReplicaProcess
+from trials.queued import QueuedSlots
 from trials.record import ReplicaRecord
 
 ORPHAN_SECONDS = 10.0
@@ -21,7 +20,7 @@ ORPHAN_SECONDS = 10.0
 NODE_LOST = "node_lost"
 
 
-class AgentLauncher:
+class AgentLauncher(Launcher):
     """Launcher of replicas on the nodes of agents.
 
     ``look``: called at each look of the loop, to keep agents coming; ``end``: when no agent is wanted any more.
@@ -47,17 +46,11 @@ class AgentLauncher:
     def nodes(self) -> Sequence[NodeSlots]:
         return self._roster.nodes()
 
-    def quotas(self, trial_id: str) -> Sequence[SlotQuota]:
-        return ()
-
     def queued(self) -> Sequence[QueuedSlots]:
         return self._queued()
 
     def slot_environ(self, node: str, slot: int) -> Mapping[str, str]:
         return self._roster.slot_environ(node, slot)
-
-    def is_ready_for(self, request: LaunchRequest) -> bool:
-        return True
 
     def launch(self, request: LaunchRequest) -> ReplicaProcess | None:
         """Its agent is told; `started` knows what came of it."""
@@ -66,14 +59,14 @@ class AgentLauncher:
         return None
 
     def started(self, replica_id: str) -> ReplicaProcess | None:
-        found = self._roster.state_of(replica_id)
-        if found is None:
+        state = self._roster.state_of(replica_id)
+        if state is None:
             raise LaunchFailed(f"replica {replica_id} is not being started")
-        if isinstance(found, Lost):
-            raise LaunchFailed(found.why)
-        if found.phase is Phase.REFUSED:
-            raise LaunchFailed(found.why)
-        return None if found.pid is None else ReplicaProcess(found.pid, found.process_started)
+        if isinstance(state, Lost):
+            raise LaunchFailed(state.why)
+        if state.phase is Phase.REFUSED:
+            raise LaunchFailed(state.why)
+        return None if state.pid is None else ReplicaProcess(state.pid, state.process_started)
 
     def exits(self, replicas: Sequence[ReplicaRecord]) -> list[Exit]:
         self._look()
@@ -90,13 +83,13 @@ class AgentLauncher:
         return gone
 
     def _end_of(self, replica_id: str, node: str) -> Exit | None:
-        found: AgentReplica | Lost | None = self._roster.state_of(replica_id)
-        if found is None:
+        state: AgentReplica | Lost | None = self._roster.state_of(replica_id)
+        if state is None:
             return Exit(replica_id, None, f"the process no longer exists on {node}", NODE_LOST)
-        if isinstance(found, Lost):
-            return Exit(replica_id, None, found.why, NODE_LOST)
-        if found.is_over:
-            return Exit(replica_id, found.status, found.why, found.code or "out_of_memory")
+        if isinstance(state, Lost):
+            return Exit(replica_id, None, state.why, NODE_LOST)
+        if state.is_over:
+            return Exit(replica_id, state.status, state.why, state.code or "out_of_memory")
         return None
 
     def _end_orphans(self, wanted: set[str]) -> None:
@@ -112,9 +105,6 @@ class AgentLauncher:
 
     def stop(self, replica: ReplicaRecord, *, force: bool) -> None:
         self._roster.stop(replica.replica_id, force=force)
-
-    def collect_log(self, replica: ReplicaRecord, file: Path) -> None:
-        """Agents that share the scheduler's files have their replicas write into it themselves."""
 
     def close(self) -> None:
         self._end()

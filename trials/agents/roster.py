@@ -302,30 +302,30 @@ class Roster:
 
     def stop(self, replica_id: str, *, force: bool) -> None:
         with self._lock:
-            found = None
+            agent_name = None
             for name, agent in self._agents.items():
                 if replica_id in agent.news.replicas or replica_id in agent.launches:
                     if agent.stops.get(replica_id, False) or (replica_id in agent.stops and not force):
                         return
                     agent.stops[replica_id] = force
-                    found = name
-        if found is not None:
-            self._tell(found)
+                    agent_name = name
+        if agent_name is not None:
+            self._tell(agent_name)
 
     def note_ends(self, live: Sequence[str]) -> None:
         """``live``: the replicas that have not ended as far as the scheduler has noted; others need not be told."""
         alive = set(live)
-        told = []
+        agent_names = []
         with self._lock:
             for name, agent in self._agents.items():
                 over = {each for each, state in agent.news.replicas.items() if state.is_over} - alive
                 if over - agent.noted:
                     agent.noted |= over
-                    told.append(name)
+                    agent_names.append(name)
                 for replica_id in agent.stops.keys() - agent.news.replicas.keys() - agent.launches.keys():
                     del agent.stops[replica_id]
             self._forget_losses(alive)
-        self._tell(*told)
+        self._tell(*agent_names)
 
     def _forget_losses(self, alive: set[str]) -> None:
         """Forget noted losses after a while: their agents may come back with them."""

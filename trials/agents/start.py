@@ -25,10 +25,10 @@ from trials.agents.node_files import NodeFiles
 from trials.agents.own_slots import emulating, of_one_kind, own_slots
 from trials.agents.words import AGENT_VARIABLE, News
 from trials.inside.packages import unpack
-from trials.launch.devices import numa_nodes, usable_cores
 from trials.launch.fork.start import stages_for, start_fork_server
 from trials.launch.gpus import Nvml
 from trials.launch.local import LocalLauncher
+from trials.launch.slots import numa_nodes, usable_cores
 
 KEPT_OF_QUEUE = (
     "SLURM_CLUSTER_NAME",
@@ -44,25 +44,31 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentDescription:
-    """Description of an agent: plain JSON in its environment."""
+class AgentOptions:
+    """How agents run replicas, as the user has it."""
 
-    url: str
-    """Address of its scheduler."""
-    token: str
-    server_file: str = ""
     preload: str = "torch"
     fork_server: bool = True
     emulate: str | None = None
     slots_per_gpu: int = 1
     gpus_per_slot: int = 1
-    memory_bytes: int | None = None
     interface: str = ""
     """Network interface by whose address replicas find each other; empty: the one that leads to the scheduler."""
     shares_files: bool = True
     """Else its replicas' code comes packed, and what they print and save is sent to the scheduler."""
     leave_seconds: float = LEAVE_SECONDS
     """Longest that replicas get to save when the agent has to leave."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentDescription(AgentOptions):
+    """Description of an agent: plain JSON in its environment."""
+
+    url: str
+    """Address of its scheduler."""
+    token: str
+    server_file: str = ""
+    memory_bytes: int | None = None
 
     def to_text(self) -> str:
         return json.dumps(asdict(self))
@@ -91,24 +97,25 @@ def main() -> int:
             started.close()
         return 2
     gpus = Nvml()
-    known = gpus.gpus()
-    if known and len(known) < description.gpus_per_slot:
+    gpus_here = gpus.gpus()
+    if gpus_here and len(gpus_here) < description.gpus_per_slot:
         sys.stderr.write(
-            f"elastune agent on {host}: a slot needs {description.gpus_per_slot} GPUs, but this node has {len(known)}\n"
+            f"elastune agent on {host}: a slot needs {description.gpus_per_slot} GPUs, but this node has "
+            f"{len(gpus_here)}\n"
         )
         if started is not None:
             started.close()
         return 2
-    found = own_slots(
+    slots_here = own_slots(
         host,
         os.environ,
-        known,
+        gpus_here,
         usable_cores(),
         numa_nodes(),
         per_gpu=description.slots_per_gpu,
         gpus_each=description.gpus_per_slot,
     )
-    slots = of_one_kind(found) if description.emulate is None else emulating(found, description.emulate)
+    slots = of_one_kind(slots_here) if description.emulate is None else emulating(slots_here, description.emulate)
     launcher = LocalLauncher(
         slots=slots,
         node=host,

@@ -142,11 +142,11 @@ def _killed_in(group: Path) -> bool:
 
 def _own_groups(text: str) -> list[tuple[str, str]]:
     """(controller, path) of each hierarchy; version 2 has no name."""
-    found = []
+    groups = []
     for line in text.splitlines():
         _, controllers, path = line.split(":", 2)
-        found += [(name, path) for name in controllers.split(",")]
-    return found
+        groups += [(name, path) for name in controllers.split(",")]
+    return groups
 
 
 def _may_make(parent: Path, needed: str) -> bool:

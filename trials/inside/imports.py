@@ -58,7 +58,7 @@ def is_named(variable: str, names: Collection[str]) -> bool:
 
 def forget_shadowed(python_path: Iterable[str]) -> None:
     """Forget modules in memory for which a folder that the replica's code comes from has another one of that name."""
-    found: set[str] = set()
+    shadowing: set[str] = set()
     for folder in python_path:
         if (os.path.realpath(folder) + os.sep).startswith(installed_folders()):
             continue
@@ -66,10 +66,10 @@ def forget_shadowed(python_path: Iterable[str]) -> None:
             entries = list(os.scandir(folder or "."))
         except OSError:
             continue
-        found |= {each.name.removesuffix(".py") for each in entries if each.name.endswith(".py")}
-        found |= {each.name for each in entries if os.path.isfile(os.path.join(each.path, "__init__.py"))}
+        shadowing |= {each.name.removesuffix(".py") for each in entries if each.name.endswith(".py")}
+        shadowing |= {each.name for each in entries if os.path.isfile(os.path.join(each.path, "__init__.py"))}
     for name in list(sys.modules):
-        if package_of(name) in found and package_of(name) not in OUR_PACKAGES and _is_installed(name):
+        if package_of(name) in shadowing and package_of(name) not in OUR_PACKAGES and _is_installed(name):
             del sys.modules[name]
 
 

@@ -105,23 +105,23 @@ def read_settings(path: Path) -> ClusterSettings:
 def settings_from(document: Any) -> ClusterSettings:
     if not isinstance(document, Mapping):
         raise InvalidClusterSettings(f"the cluster's settings are {document!r:.80}; they must map names to values")
-    known = {camel(each.name): each for each in fields(ClusterSettings)}
-    unknown = set(document) - set(known)
+    fields_by_key = {camel(each.name): each for each in fields(ClusterSettings)}
+    unknown = set(document) - set(fields_by_key)
     if unknown:
         raise InvalidClusterSettings(
-            f"the setting {min(unknown)!r} is not known; the settings are {', '.join(sorted(known))}"
+            f"the setting {min(unknown)!r} is not known; the settings are {', '.join(sorted(fields_by_key))}"
         )
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in document.items():
-        name = known[key].name
+        name = fields_by_key[key].name
         if value is None:
             continue
         if name == "namespaces":
             value = tuple(value)
         elif name == "slot":
             value = {resource: str(amount) for resource, amount in value.items()}
-        given[name] = value
-    return ClusterSettings(**given)
+        values[name] = value
+    return ClusterSettings(**values)
 
 
 @dataclass(frozen=True, slots=True)

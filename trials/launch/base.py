@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from trials.errors import LaunchFailed
 from trials.queued import QueuedSlots, SlotQuota
 from trials.record import ReplicaRecord
 
@@ -78,50 +79,50 @@ class Exit:
     """Kind of what ``why`` says, for programs."""
 
 
-class Launcher(Protocol):
-    def nodes(self) -> Sequence[NodeSlots]: ...
+class Launcher:
+    def nodes(self) -> Sequence[NodeSlots]:
+        raise NotImplementedError
 
     def quotas(self, trial_id: str) -> Sequence[SlotQuota]:
         """Limits on what the trial's pods or processes may use that are not its study's."""
-        ...
+        return ()
 
     def queued(self) -> Sequence[QueuedSlots]:
         """Slots that are on their way, or why none are."""
-        ...
+        return ()
 
-    def slot_environ(self, node: str, slot: int) -> Mapping[str, str]: ...
+    def slot_environ(self, node: str, slot: int) -> Mapping[str, str]:
+        raise NotImplementedError
 
     def is_ready_for(self, request: LaunchRequest) -> bool:
         """Tell whether to start this replica now; if not, something that makes it quicker is on its way: ask again."""
-        ...
+        return True
 
     def launch(self, request: LaunchRequest) -> ReplicaProcess | None:
         """Start a replica; raises LaunchFailed. None: that takes a while, and `started` tells what came of it."""
-        ...
+        raise NotImplementedError
 
     def started(self, replica_id: str) -> ReplicaProcess | None:
         """The process of a replica that `launch` could not tell yet; None while it still cannot be told.
 
         Raises LaunchFailed where it could not be started.
         """
-        ...
+        raise LaunchFailed(f"replica {replica_id} is not being started")
 
     def exits(self, replicas: Sequence[ReplicaRecord]) -> list[Exit]:
         """Return which of these replicas no longer run."""
-        ...
+        raise NotImplementedError
 
     def cpu_seconds(self, replica: ReplicaRecord) -> float | None:
         """CPU time that the replica's process has used, as of some seconds ago; None where that cannot be told."""
-        ...
+        return None
 
     def stop(self, replica: ReplicaRecord, *, force: bool) -> None:
         """Ask a replica to save and leave, or (``force``) end it and its children now."""
-        ...
+        raise NotImplementedError
 
     def collect_log(self, replica: ReplicaRecord, file: Path) -> None:
         """Bring what a replica has printed into its log file, where it does not write there itself."""
-        ...
 
     def close(self) -> None:
         """Let go of what the launcher itself holds; replicas keep running."""
-        ...

@@ -33,8 +33,8 @@ def emulation(text: str, *, slots: int | None = None) -> Emulation:
     Raises ValueError for anything else.
     """
     shape, _, profile = text.partition(":")
-    found = re.fullmatch(r"(\d+)x(\d+)", shape)
-    if found is None:
+    match = re.fullmatch(r"(\d+)x(\d+)", shape)
+    if match is None:
         if slots is None or ":" in text:
             raise ValueError(f"emulated devices are {text!r}; they must have the form {FORM}")
         return Emulation(1, slots, speed_profile(text))
@@ -42,7 +42,7 @@ def emulation(text: str, *, slots: int | None = None) -> Emulation:
         raise ValueError(
             f"slots is {slots}, but emulated devices {text!r} also say how many slots there are; leave one out"
         )
-    nodes, slots_per_node = int(found[1]), int(found[2])
+    nodes, slots_per_node = int(match[1]), int(match[2])
     if not 1 <= nodes * slots_per_node <= MOST_SLOTS:
         raise ValueError(
             f"emulated devices are {text!r}, which is {nodes * slots_per_node} slots; it must be 1 to {MOST_SLOTS}"

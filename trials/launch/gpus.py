@@ -82,11 +82,11 @@ class Nvml:
         return self._gpus
 
     def users(self) -> Mapping[str, frozenset[int]]:
-        found: dict[str, frozenset[int]] = {}
+        pids_by_gpu: dict[str, frozenset[int]] = {}
         for name, handle in self._handles.items():
             with contextlib.suppress(pynvml.NVMLError):
-                found[name] = frozenset(row.pid for row in pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
-        return found
+                pids_by_gpu[name] = frozenset(row.pid for row in pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        return pids_by_gpu
 
 
 def _instances(handle: Any) -> Iterator[Any]:

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as StillRunning
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -27,12 +26,11 @@ import psutil
 from dist_core.link.environment import SLOT_MEMORY
 from trials.errors import LaunchFailed
 from trials.inside.cgroups import Cgroups
-from trials.launch.base import Exit, LaunchRequest, NodeSlots, ReplicaProcess
+from trials.launch.base import Exit, Launcher, LaunchRequest, NodeSlots, ReplicaProcess
 from trials.launch.fork.client import Ended, ForkServers
 from trials.launch.fork.start import StartedForkServer, own_path, start_fork_server
 from trials.launch.gpus import GpuSource, NoGpus
 from trials.launch.slots import Slot, by_node
-from trials.queued import QueuedSlots, SlotQuota
 from trials.record import ReplicaRecord
 
 STATUS_SECONDS = 3.0
@@ -44,7 +42,7 @@ STRANGERS_SECONDS = 5.0
 logger = logging.getLogger(__name__)
 
 
-class LocalLauncher:
+class LocalLauncher(Launcher):
     """``slots``: how the machine is divided, or a number of slots that confine nothing. ``gpus``: who works on them.
 
     ``memory_bytes``: the most that a replica may use, where the machine lets us limit it. ``fork_server``: False for
@@ -112,13 +110,13 @@ class LocalLauncher:
 
     def _with_strangers(self) -> frozenset[str]:
         """GPUs on which processes work that are neither replicas nor those that this scheduler belongs to."""
-        asked, found = self._strangers
+        asked, strangers = self._strangers
         if time.monotonic() - asked < STRANGERS_SECONDS:
-            return found
+            return strangers
         users = self._gpus.users()
-        found = frozenset(gpu for gpu, pids in users.items() if any(self._is_stranger(pid) for pid in pids))
-        self._strangers = time.monotonic(), found
-        return found
+        strangers = frozenset(gpu for gpu, pids in users.items() if any(self._is_stranger(pid) for pid in pids))
+        self._strangers = time.monotonic(), strangers
+        return strangers
 
     def _is_stranger(self, pid: int) -> bool:
         try:
@@ -126,12 +124,6 @@ class LocalLauncher:
             return pid not in self._above and os.getsid(pid) not in ours
         except ProcessLookupError:
             return False
-
-    def quotas(self, trial_id: str) -> Sequence[SlotQuota]:
-        return ()
-
-    def queued(self) -> Sequence[QueuedSlots]:
-        return ()
 
     def slot_environ(self, node: str, slot: int) -> Mapping[str, str]:
         environ = self._slots[node][slot].environ(os.environ.get("OMP_NUM_THREADS"))
@@ -264,9 +256,6 @@ class LocalLauncher:
                     os.kill(replica.pid, signal.SIGKILL)
             else:
                 os.kill(replica.pid, signal.SIGTERM)
-
-    def collect_log(self, replica: ReplicaRecord, file: Path) -> None:
-        """Replicas of this machine write into it themselves."""
 
     def close(self) -> None:
         self._closed = True

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from trials.errors import LaunchFailed
-from trials.launch.base import Exit, LaunchRequest, NodeSlots, ReplicaProcess
-from trials.queued import QueuedSlots, SlotQuota
+from trials.launch.base import Exit, Launcher, LaunchRequest, NodeSlots, ReplicaProcess
 from trials.record import ReplicaRecord
 
 
-class InMemoryLauncher:
+class InMemoryLauncher(Launcher):
     def __init__(self, nodes: Mapping[str, int] | Sequence[NodeSlots]) -> None:
         if isinstance(nodes, Mapping):
             nodes = [NodeSlots(node=name, slots=slots) for name, slots in nodes.items()]
@@ -36,17 +34,8 @@ class InMemoryLauncher:
         """The cluster has become another one."""
         self._nodes = tuple(nodes)
 
-    def quotas(self, trial_id: str) -> Sequence[SlotQuota]:
-        return ()
-
-    def queued(self) -> Sequence[QueuedSlots]:
-        return ()
-
     def slot_environ(self, node: str, slot: int) -> Mapping[str, str]:
         return {"ELASTUNE_TEST_SLOT": f"{node}/{slot}"}
-
-    def is_ready_for(self, request: LaunchRequest) -> bool:
-        return True
 
     def launch(self, request: LaunchRequest) -> ReplicaProcess | None:
         if self.refuse is not None:
@@ -82,9 +71,6 @@ class InMemoryLauncher:
         self.stopped.append((replica.replica_id, force))
         if force and replica.replica_id in self.running:
             self.end(replica.replica_id, -9)
-
-    def collect_log(self, replica: ReplicaRecord, file: Path) -> None:
-        """Nothing is printed."""
 
     def close(self) -> None:
         self.running.clear()

@@ -6,8 +6,10 @@ whose GPUs differ looks like several.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from trials.launch.gpus import Gpu
 
@@ -64,7 +66,7 @@ def divide(
         # Neighbours in number share a node, so that a small trial stays within one.
         return tuple(Slot(node=node, cores=homes[index * len(homes) // count]) for index in range(count))
     names: dict[str, str] = {}
-    found = []
+    divided = []
     threads = max(1, len(cores) * gpus_each // (len(gpus) * per_gpu))
     for together in _bundles(gpus, gpus_each):
         model = together[0].model
@@ -75,8 +77,8 @@ def divide(
         bound = near if len(near) < len(cores) else ()
         uuids = tuple(gpu.uuid for gpu in together)
         slot = Slot(node=name, kind=kind, gpus=uuids, gpu_share=1.0 / per_gpu, cores=bound, threads=threads)
-        found += [slot] * per_gpu
-    return tuple(found[:slots])
+        divided += [slot] * per_gpu
+    return tuple(divided[:slots])
 
 
 def _bundles(gpus: Sequence[Gpu], size: int) -> list[Sequence[Gpu]]:
@@ -94,3 +96,18 @@ def by_node(slots: Sequence[Slot]) -> Mapping[str, list[Slot]]:
     for slot in slots:
         nodes.setdefault(slot.node, []).append(slot)
     return nodes
+
+
+def usable_cores() -> tuple[int, ...]:
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def numa_nodes(folder: Path = Path("/sys/devices/system/node")) -> tuple[tuple[int, ...], ...]:
+    """The cores of each NUMA node; none where the system does not say."""
+    core_lists = []
+    for path in sorted(folder.glob("node[0-9]*/cpulist"), key=lambda path: int(path.parent.name.removeprefix("node"))):
+        ranges = [part.split("-") for part in path.read_text().strip().split(",") if part]
+        core_lists.append(tuple(core for each in ranges for core in range(int(each[0]), int(each[-1]) + 1)))
+    return tuple(core_lists)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from pathlib import Path
 
 from trials.errors import SlurmRefused, SlurmUnreachable
 
@@ -44,18 +45,11 @@ class Slurm:
         ``environ``: all that a job is to have of it, beside what commands go by.
         """
         own = self.environ if environ is None else {**of_commands(self.environ), **environ}
-        return self._run(command, arguments, own, stdin)
-
-    def hostnames(self, nodes: str) -> list[str]:
-        """The nodes that such as ``n[1-4,7]`` stands for; needs no controller."""
-        return self._run("scontrol", ("show", "hostnames", nodes), self.environ, "").split()
-
-    def _run(self, command: str, arguments: Sequence[str], environ: Mapping[str, str], stdin: str) -> str:
         try:
             done = subprocess.run(
                 [command, *arguments],
                 input=stdin,
-                env=dict(environ),
+                env=dict(own),
                 capture_output=True,
                 text=True,
                 timeout=PATIENCE_SECONDS,
@@ -74,6 +68,10 @@ class Slurm:
         if any(each in words for each in AWAY):
             raise SlurmUnreachable(f"{command}: {words}")
         raise SlurmRefused(f"{command} {arguments[0] if arguments else ''}: {words or f'status {done.returncode}'}")
+
+    def hostnames(self, nodes: str) -> list[str]:
+        """The nodes that such as ``n[1-4,7]`` stands for; needs no controller."""
+        return self.run("scontrol", "show", "hostnames", nodes).split()
 
 
 def said(text: str) -> str:
@@ -97,3 +95,30 @@ def outside_of_steps(environ: Mapping[str, str]) -> dict[str, str]:
 def of_commands(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that Slurm's commands go by."""
     return {name: value for name, value in environ.items() if name.startswith(("SLURM_", "SBATCH_"))}
+
+
+COMPLAINTS = (
+    "error",
+    "leaving: ",
+    "elastune agent",
+    "elastune: ",
+    "not found",
+    "No such file",
+    "No module",
+    "CANCELLED",
+    "oom",
+)
+READ_BYTES = 4096
+
+
+def complaint(log: Path, began: int = 0) -> str:
+    """The last lines from the byte ``began`` on that tell of trouble, else the very last one; empty without any."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(began)
+            lines = file.read()[-READ_BYTES:].decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    lines = [line.partition(" INFO ")[2] or line for line in lines if "lacks support for cpu binding" not in line]
+    found = [line for line in lines if any(each in line for each in COMPLAINTS)] or lines[-1:]
+    return said("\n".join(found[-2:]))

@@ -100,7 +100,7 @@ def log_name(job: str) -> str:
 
 def parse_jobs(listed: str, mark: str) -> list[QueuedJob]:
     """Parse the mark's jobs in the queue from what `squeue` prints in ``FORMAT``."""
-    found = []
+    jobs = []
     for line in listed.splitlines():
         parts = line.strip().split("|", 7)
         # Sites add words of their own to comments.
@@ -112,7 +112,7 @@ def parse_jobs(listed: str, mark: str) -> list[QueuedJob]:
         if waits and start is not None and start - since > LONGEST_WAIT_SECONDS:
             # Slurm takes jobs without a time limit to last a year.
             start = None
-        found.append(
+        jobs.append(
             QueuedJob(
                 job=job,
                 waits=waits,
@@ -124,7 +124,7 @@ def parse_jobs(listed: str, mark: str) -> list[QueuedJob]:
                 reason=reason if waits else "",
             )
         )
-    return found
+    return jobs
 
 
 def _seconds(text: str) -> float | None:

@@ -13,15 +13,14 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trials.agents.roster import Roster
 from trials.agents.words import AGENT_VARIABLE
 from trials.errors import SlurmRefused, SlurmUnreachable
-from trials.slurm.agent_logs import complaint
 from trials.slurm.allocation import Allocation
-from trials.slurm.commands import Slurm, of_commands
+from trials.slurm.commands import Slurm, complaint, of_commands
 
 STEP_NAME = "elastune-agent"
 FIRST_PAUSE_SECONDS = 2.0
@@ -54,7 +53,6 @@ class AgentSteps:
         logs: Path,
         options: Sequence[str] = (),
         environ: Mapping[str, str] | None = None,
-        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._slurm = slurm
         self._allocation = allocation
@@ -64,7 +62,6 @@ class AgentSteps:
         self._description = description
         self._logs = logs
         self._environ = environ or {}
-        self._monotonic = monotonic
         self._steps: dict[str, subprocess.Popen[bytes]] = {}
         self._failures: dict[str, int] = {}
         self._not_before: dict[str, float] = {}
@@ -77,7 +74,7 @@ class AgentSteps:
         """Start the steps that no earlier scheduler of this job has left."""
         for node in self._nodes_with_steps():
             # Its agent has a moment to call.
-            self._not_before[node] = self._monotonic() + RETURN_SECONDS
+            self._not_before[node] = time.monotonic() + RETURN_SECONDS
         self.look()
 
     def _nodes_with_steps(self) -> set[str]:
@@ -98,7 +95,7 @@ class AgentSteps:
             if self._closed:
                 return
             for node in self._allocation.nodes:
-                if node in self._steps or node in present or self._monotonic() < self._not_before.get(node, 0.0):
+                if node in self._steps or node in present or time.monotonic() < self._not_before.get(node, 0.0):
                     continue
                 try:
                     self._start(node)
@@ -164,7 +161,7 @@ class AgentSteps:
         """The next attempt comes later each time."""
         failures = self._failures[node] = min(self._failures.get(node, 0) + 1, MOST_FAILURES)
         pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** (failures - 1))
-        self._not_before[node] = self._monotonic() + pause
+        self._not_before[node] = time.monotonic() + pause
         if why:
             self.troubles[node] = why
 

@@ -1,18 +1,19 @@
-"""The contract of a trial store. Every write is durable when the call returns, or raises StoreUnavailable."""
+"""Backing: what keeps a store's trials, and the facts about a trial that a store has besides its record."""
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trials.record import Measurement, Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
+from trials.record import Measurement, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
-from trials.terms import StudyTerms
 
 if TYPE_CHECKING:
-    from trials.store.memory import InMemoryTrialStore
+    from trials.store.memory import TrialStore
 
 RESIZE = " replicas"
 """End of a history entry that tells of another number of replicas."""
@@ -78,52 +79,59 @@ class Kept:
     resizes: Sequence[HistoryEntry]
 
 
-class Backing(Protocol):
+class Backing:
     """Keeps what a store has decided: it knows no rule. Writes raise StoreUnavailable when they fail.
 
     Within ``changing`` a write is durable when it returns; within ``noting`` it may follow later. What is returned is
-    what was kept, where a backing may have something to say about that.
+    what was kept, where a backing may have something to say about that. This one keeps nothing: its store is outlived
+    by nobody.
     """
 
-    @property
-    def archive(self) -> Archive | None: ...
+    def __init__(self) -> None:
+        self._changing = threading.RLock()
+        self._numbers = itertools.count()
 
-    def load(self, memory: InMemoryTrialStore) -> None:
+    @property
+    def archive(self) -> Archive | None:
+        return None
+
+    def load(self, memory: TrialStore) -> None:
         """Have memory hold what is kept; called once, and the backing brings memory up to date by itself after that."""
-        ...
 
     def catch_up(self) -> None:
         """Before memory is read: have it hold what is kept, where a write has failed since."""
-        ...
 
     def changing(self, trial_ids: Sequence[str] = ()) -> AbstractContextManager[object]:
         """Return what a thread holds while it decides and writes a change of these trials; none: of what else there is.
 
         Memory holds what is kept when it begins.
         """
-        ...
+        return self._changing
 
     def noting(self) -> AbstractContextManager[object]:
         """Return what a thread holds while it writes what could be measured or told again."""
-        ...
+        return self._changing
 
     def name_of(self, spec: TrialSpec) -> str:
         """Return the id of a trial that is to be made."""
-        ...
+        # The simulator's trials have the same names at every run.
+        return f"t{next(self._numbers):010d}"
 
-    def save_study(self, study: Study) -> Study: ...
+    def save_study(self, study: Study) -> Study:
+        return study
 
     def save_lease(self, study: Study) -> None: ...
 
-    def add_trial(self, record: TrialRecord) -> TrialRecord: ...
+    def add_trial(self, record: TrialRecord) -> TrialRecord:
+        return record
 
-    def save_trials(self, records: Sequence[TrialRecord]) -> Sequence[TrialRecord]: ...
+    def save_trials(self, records: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
+        return records
 
     def add_replica(self, replica: ReplicaRecord) -> None: ...
 
     def save_replicas(self, replicas: Sequence[ReplicaRecord], fields: Sequence[str]) -> None:
         """Keep these fields of them."""
-        ...
 
     def save_hints(self, trial_id: str, hints: Mapping[str, Any], measured: Measurement | None) -> None: ...
 
@@ -150,114 +158,3 @@ class Archive(Protocol):
     def recent_history(
         self, *, limit: int, until: float | None = None, study: str | None = None
     ) -> list[HistoryEntry]: ...
-
-
-class TrialStore(Protocol):
-    def put_study(self, study: Study) -> None: ...
-
-    def set_terms(self, name: str, terms: StudyTerms) -> None: ...
-
-    def touch_study(self, name: str, owner: str, now: float) -> bool:
-        """Renew the lease of a study's driver; False when it is not the driver (any more)."""
-        ...
-
-    def disown_study(self, name: str, owner: str) -> None:
-        """The driver lets go of its study; nothing happens when it is not the driver."""
-        ...
-
-    def studies(self) -> list[Study]: ...
-
-    def submit(self, spec: TrialSpec, now: float) -> TrialRecord:
-        """Add a trial; the same (study, number) again returns what is there."""
-        ...
-
-    def trials(self, *, live_only: bool = False) -> list[TrialRecord]:
-        """Return the trials in order of submission."""
-        ...
-
-    def trial(self, trial_id: str) -> TrialRecord:
-        """Raises UnknownTrial."""
-        ...
-
-    def save_trial(self, record: TrialRecord) -> None:
-        """Write what the control loop decides; the facts below have calls of their own and are left alone."""
-        ...
-
-    def set_outcome(self, trial_id: str, outcome: Outcome) -> bool:
-        """Keep the first outcome; False when there was one already."""
-        ...
-
-    def note_entered(self, trial_id: str, generation: int) -> None:
-        """A generation's rank 0 has entered it; lower numbers than the stored one change nothing."""
-        ...
-
-    def note_abandoned(self, trial_id: str, generation: int) -> None: ...
-
-    def request_cancel(self, trial_id: str, why: str) -> None: ...
-
-    def put_parameters(self, trial_id: str, parameters: Mapping[str, Any]) -> None:
-        """Add parameters that the tuner tries with the trial; later values of a name win."""
-        ...
-
-    def hold(self, trial_ids: Sequence[str], why: str) -> None:
-        """Keep trials from holding slots until they are released; those that are over stay as they are."""
-        ...
-
-    def release(self, trial_ids: Sequence[str]) -> None:
-        """Somebody waits for these trials: they may hold slots."""
-        ...
-
-    def add_replica(self, replica: ReplicaRecord) -> None: ...
-
-    def replicas(self, *, trial_id: str | None = None, live_only: bool = True) -> list[ReplicaRecord]: ...
-
-    def update_replica(self, replica_id: str, **fields: Any) -> None:
-        """Update a replica's facts; what is gone stays gone, whatever arrives later."""
-        ...
-
-    def retry_join(self, replica_id: str, aimed: int | None) -> None:
-        """Have a joiner aim again that had aimed at this epoch; one that aims elsewhere by now is left alone."""
-        ...
-
-    def set_replica_state(self, replica_ids: Sequence[str], state: ReplicaState) -> None: ...
-
-    def put_hints(self, trial_id: str, hints: Mapping[str, Any], measured: Measurement | None = None) -> None:
-        """The latest hints win; ``measured`` is kept beside those of before."""
-        ...
-
-    def measurements(self, trial_id: str) -> list[Measurement]:
-        """Return the measurements in order of time; on a cluster those since its scheduler began."""
-        ...
-
-    def hints(self, trial_ids: Sequence[str]) -> dict[str, dict[str, Any]]: ...
-
-    def add_report(self, report: Report) -> None:
-        """A step that was reported before keeps its first value."""
-        ...
-
-    def reports(self, study: str) -> list[Report]: ...
-
-    def trial_reports(self, trial_id: str) -> list[Report]:
-        """Return one trial's reports in order of steps."""
-        ...
-
-    def latest_reports(self, study: str) -> dict[str, Report]: ...
-
-    def has_reported(self, trial_id: str) -> bool: ...
-
-    def add_history(self, entry: HistoryEntry) -> None: ...
-
-    def history(self, trial_id: str) -> list[HistoryEntry]: ...
-
-    def recent_history(self, *, limit: int, until: float | None = None, study: str | None = None) -> list[HistoryEntry]:
-        """The latest ``limit`` entries of all trials, or of one study's, not younger than ``until``; the newest first.
-
-        Those of one moment come in one order however often they are asked for.
-        """
-        ...
-
-    def resizes(self) -> list[HistoryEntry]:
-        """Return changes of the number of replicas, of all trials, oldest first."""
-        ...
-
-    def slot_intervals(self) -> list[SlotInterval]: ...

@@ -11,10 +11,9 @@ which changes exclude each other, and reading waits for none that is being writt
 from __future__ import annotations
 
 import heapq
-import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -28,9 +27,11 @@ DECIDED = frozenset({"state", "join_epoch", "retry_join"})
 """Fields of a replica that a successor could not find out again."""
 
 
-class InMemoryTrialStore:
+class TrialStore:
+    """Every write is durable when the call returns, or raises StoreUnavailable."""
+
     def __init__(self, backing: Backing | None = None) -> None:
-        self._backing = backing or Nowhere()
+        self._backing = backing or Backing()
         self._archive = self._backing.archive
         self._lock = threading.RLock()
         self.writes = 0
@@ -96,6 +97,7 @@ class InMemoryTrialStore:
                 self.put_study(replace(self._studies[name], terms=terms))
 
     def touch_study(self, name: str, owner: str, now: float) -> bool:
+        """Renew the lease of a study's driver; False when it is not the driver (any more)."""
         with self._backing.noting():
             study = self._studies.get(name)
             if study is None or study.owner != owner:
@@ -107,6 +109,7 @@ class InMemoryTrialStore:
             return True
 
     def disown_study(self, name: str, owner: str) -> None:
+        """The driver lets go of its study; nothing happens when it is not the driver."""
         with self._backing.changing():
             study = self._studies.get(name)
             if study is not None and study.owner == owner:
@@ -126,6 +129,7 @@ class InMemoryTrialStore:
     # ------------------------------------------------------------------ trials
 
     def submit(self, spec: TrialSpec, now: float) -> TrialRecord:
+        """Add a trial; the same (study, number) again returns what is there."""
         with self._backing.changing():
             known = self._by_number.get((spec.study, spec.number))
             if known is not None:
@@ -215,10 +219,12 @@ class InMemoryTrialStore:
         return trial_id in self._trials
 
     def trials(self, *, live_only: bool = False) -> list[TrialRecord]:
+        """Return the trials in order of submission."""
         with self._read():
             return [self._trials[name] for name in self._live] if live_only else list(self._trials.values())
 
     def trial(self, trial_id: str) -> TrialRecord:
+        """Raises UnknownTrial."""
         with self._read():
             try:
                 return self._trials[trial_id]
@@ -226,12 +232,15 @@ class InMemoryTrialStore:
                 raise UnknownTrial(f"no trial is called {trial_id!r}; `elastune ls` lists them") from None
 
     def save_trial(self, record: TrialRecord) -> None:
+        """Write what the control loop decides; the facts below have calls of their own and are left alone."""
         self._change([record.trial_id], record.with_facts_of)
 
     def set_outcome(self, trial_id: str, outcome: Outcome) -> bool:
+        """Keep the first outcome; False when there was one already."""
         return self._change([trial_id], lambda trial: None if trial.outcome else replace(trial, outcome=outcome))
 
     def note_entered(self, trial_id: str, generation: int) -> None:
+        """A generation's rank 0 has entered it; lower numbers than the stored one change nothing."""
         self._change(
             [trial_id], lambda trial: replace(trial, entered=generation) if generation > trial.entered else None
         )
@@ -245,15 +254,18 @@ class InMemoryTrialStore:
         self._change([trial_id], lambda trial: replace(trial, cancel_requested=why))
 
     def put_parameters(self, trial_id: str, parameters: Mapping[str, Any]) -> None:
+        """Add parameters that the tuner tries with the trial; later values of a name win."""
         self._change([trial_id], lambda trial: replace(trial, parameters={**trial.parameters, **parameters}))
 
     def hold(self, trial_ids: Sequence[str], why: str) -> None:
+        """Keep trials from holding slots until they are released; those that are over stay as they are."""
         self._change(
             [name for name in trial_ids if self.has_trial(name)],
             lambda trial: None if trial.state.is_final or trial.hold == why else replace(trial, hold=why),
         )
 
     def release(self, trial_ids: Sequence[str]) -> None:
+        """Somebody waits for these trials: they may hold slots."""
         self._change(
             [name for name in trial_ids if self.has_trial(name)],
             lambda trial: None if trial.hold is None else replace(trial, hold=None),
@@ -313,12 +325,14 @@ class InMemoryTrialStore:
                     del self._replicas_of[row.trial_id]
 
     def update_replica(self, replica_id: str, **fields: Any) -> None:
+        """Update a replica's facts; what is gone stays gone, whatever arrives later."""
         self._update_replicas([replica_id], fields)
 
     def set_replica_state(self, replica_ids: Sequence[str], state: ReplicaState) -> None:
         self._update_replicas(replica_ids, {"state": state})
 
     def retry_join(self, replica_id: str, aimed: int | None) -> None:
+        """Have a joiner aim again that had aimed at this epoch; one that aims elsewhere by now is left alone."""
         self._update_replicas([replica_id], AIM_AGAIN, where=lambda row: row.join_epoch == aimed)
 
     def _update_replicas(
@@ -348,6 +362,7 @@ class InMemoryTrialStore:
     # ------------------------------------------------------------------ hints, reports, history
 
     def put_hints(self, trial_id: str, hints: Mapping[str, Any], measured: Measurement | None = None) -> None:
+        """The latest hints win; ``measured`` is kept beside those of before."""
         with self._backing.noting():
             self._backing.save_hints(trial_id, hints, measured)
             with self._lock:
@@ -358,6 +373,7 @@ class InMemoryTrialStore:
                     self._measured.setdefault(trial_id, []).append(measured)
 
     def measurements(self, trial_id: str) -> list[Measurement]:
+        """Return the measurements in order of time; on a cluster those since its scheduler began."""
         if self._archive is not None:
             return self._archive.measurements(trial_id)
         with self._lock:
@@ -370,6 +386,7 @@ class InMemoryTrialStore:
         return found if self._archive is None or not over else found | self._archive.hints(over)
 
     def add_report(self, report: Report) -> None:
+        """A step that was reported before keeps its first value."""
         with self._backing.noting():
             book = self._book(self.trial(report.trial_id).spec.study)
             if not book.has(report.trial_id, report.step):
@@ -382,6 +399,7 @@ class InMemoryTrialStore:
             return self._book(study).rows()
 
     def trial_reports(self, trial_id: str) -> list[Report]:
+        """Return one trial's reports in order of steps."""
         with self._read():
             return list(self._book(self.trial(trial_id).spec.study).of(trial_id))
 
@@ -408,6 +426,10 @@ class InMemoryTrialStore:
             return list(self._history.get(trial_id, ()))
 
     def recent_history(self, *, limit: int, until: float | None = None, study: str | None = None) -> list[HistoryEntry]:
+        """The latest ``limit`` entries of all trials, or of one study's, not younger than ``until``; the newest first.
+
+        Those of one moment come in one order however often they are asked for.
+        """
         if self._archive is not None:
             return self._archive.recent_history(limit=limit, until=until, study=study)
         with self._lock:
@@ -421,71 +443,13 @@ class InMemoryTrialStore:
         return [entry for _, _, entry in heapq.nlargest(limit, entries, key=lambda each: each[:2])]
 
     def resizes(self) -> list[HistoryEntry]:
+        """Return changes of the number of replicas, of all trials, oldest first."""
         with self._read():
             entries = [entry for entries in self._history.values() for entry in entries if entry.resizes]
         return sorted(entries, key=lambda entry: entry.at)
 
     def slot_intervals(self) -> list[SlotInterval]:
         return [SlotInterval.of(row) for row in self.replicas(live_only=False)]
-
-
-class Nowhere:
-    """The backing of a store that nothing outlives."""
-
-    archive = None
-
-    def __init__(self) -> None:
-        self._changing = threading.RLock()
-        self._numbers = itertools.count()
-
-    def load(self, memory: InMemoryTrialStore) -> None:
-        pass
-
-    def catch_up(self) -> None:
-        pass
-
-    def changing(self, trial_ids: Sequence[str] = ()) -> AbstractContextManager[object]:
-        return self._changing
-
-    def noting(self) -> AbstractContextManager[object]:
-        return self._changing
-
-    def name_of(self, spec: TrialSpec) -> str:
-        # The simulator's trials have the same names at every run.
-        return f"t{next(self._numbers):010d}"
-
-    def save_study(self, study: Study) -> Study:
-        return study
-
-    def save_lease(self, study: Study) -> None:
-        pass
-
-    def add_trial(self, record: TrialRecord) -> TrialRecord:
-        return record
-
-    def save_trials(self, records: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
-        return records
-
-    def add_replica(self, replica: ReplicaRecord) -> None:
-        pass
-
-    def save_replicas(self, replicas: Sequence[ReplicaRecord], fields: Sequence[str]) -> None:
-        pass
-
-    def save_hints(self, trial_id: str, hints: Mapping[str, Any], measured: Measurement | None) -> None:
-        pass
-
-    def append(self, fact: Report | HistoryEntry) -> None:
-        pass
-
-    def forget_trials(self, trial_ids: Sequence[str]) -> None:
-        pass
-
-    def forget_study(self, name: str) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class ReportBook:
@@ -514,24 +478,16 @@ class ReportBook:
 
     def of(self, trial_id: str) -> list[Report]:
         """Return the trial's reports in order of steps."""
-        mine = self._sorted.get(trial_id)
-        if mine is None:
+        reports = self._sorted.get(trial_id)
+        if reports is None:
             steps = self._of.get(trial_id, {})
-            mine = [steps[step] for step in sorted(steps)]
+            reports = [steps[step] for step in sorted(steps)]
             if trial_id in self._of:
-                self._sorted[trial_id] = mine
-        return mine
+                self._sorted[trial_id] = reports
+        return reports
 
     def latest(self) -> dict[str, Report]:
         return {name: steps[self._last[name]] for name, steps in self._of.items() if steps}
-
-    def forget(self, trial_id: str, steps: Sequence[int]) -> None:
-        mine = self._of.get(trial_id, {})
-        for step in steps:
-            mine.pop(step, None)
-        self._sorted.pop(trial_id, None)
-        if mine:
-            self._last[trial_id] = max(mine)
 
     def forget_trial(self, trial_id: str) -> None:
         self._of.pop(trial_id, None)

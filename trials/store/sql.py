@@ -27,8 +27,8 @@ from trials.errors import StateFolderInUse, StoreUnavailable, UnknownTrial
 from trials.record import Measurement, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.states import FINAL_STATES
-from trials.store.base import RESIZE, HistoryEntry, Kept, SlotInterval
-from trials.store.memory import InMemoryTrialStore
+from trials.store.base import RESIZE, Backing, HistoryEntry, Kept, SlotInterval
+from trials.store.memory import TrialStore
 from trials.store.tables import entry_of, entry_values, make_tables, spec_values, trial_of, trial_values
 from trials.store.tables import hints as _hints
 from trials.store.tables import history as _history
@@ -42,7 +42,7 @@ from trials.terms import StudyTerms
 _alive = _replicas.c.state != ReplicaState.GONE.value
 
 
-class SqlBacking:
+class SqlBacking(Backing):
     """``url`` is SQLAlchemy's, such as ``sqlite:////var/lib/elastune/trials.db`` or ``postgresql+psycopg://host/name``.
 
     ``exclusive``: on a server, which has no folder to lock, refuse a database that another scheduler works with
@@ -51,8 +51,8 @@ class SqlBacking:
     """
 
     def __init__(self, url: str, *, exclusive: bool = False) -> None:
-        self._memory: InMemoryTrialStore | None = None
-        self._changing = threading.RLock()
+        self._memory: TrialStore | None = None
+        super().__init__()
         self._stale = True
         self._engine = engine_for(url)
         self._claim: Connection | None = None
@@ -115,7 +115,7 @@ class SqlBacking:
     def archive(self) -> SqlBacking:
         return self
 
-    def load(self, memory: InMemoryTrialStore) -> None:
+    def load(self, memory: TrialStore) -> None:
         self._memory = memory
         self.catch_up()
 
@@ -326,9 +326,9 @@ def _report_of(row: Any) -> Report:
     return Report(row.trial_id, row.step, row.value, row.progress, row.at)
 
 
-def sql_store(url: str, *, exclusive: bool = False) -> InMemoryTrialStore:
+def sql_store(url: str, *, exclusive: bool = False) -> TrialStore:
     """Return the store of the one process that owns this database."""
-    return InMemoryTrialStore(SqlBacking(url, exclusive=exclusive))
+    return TrialStore(SqlBacking(url, exclusive=exclusive))
 
 
 BUSY_SECONDS = 10

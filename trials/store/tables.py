@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine, RowMapping
 
 from trials.errors import StoreUnavailable
-from trials.record import Outcome, Reason, TrialRecord
+from trials.record import AS_THEY_ARE, Outcome, Reason, TrialRecord
 from trials.spec import TrialSpec
 from trials.states import TrialState
 from trials.store.base import HistoryEntry
@@ -178,22 +178,12 @@ def trial_of(row: RowMapping) -> TrialRecord:
         state=TrialState(row["state"]),
         reason=Reason(code=row["reason_code"], sentence=row["reason_sentence"]),
         submitted_at=row["submitted_at"],
-        finished_at=row["finished_at"],
-        generation=row["generation"],
         members=tuple(json.loads(row["members"])),
-        published=row["published"],
         published_members=tuple(json.loads(row["published_members"])),
-        published_at=row["published_at"],
-        join_epoch=row["join_epoch"],
-        entered=row["entered"],
-        abandoned=row["abandoned"],
-        rescaled_at=row["rescaled_at"],
-        layout=row["layout"],
-        losses=row["losses"],
         outcome=Outcome(**outcome) if outcome else None,
         cancel_requested=row["cancel_requested"],
-        hold=row["hold"],
         parameters=json.loads(row["parameters"]),
+        **{name: row[name] for name in AS_THEY_ARE},
     )
 
 
@@ -214,22 +204,12 @@ def trial_values(record: TrialRecord) -> dict[str, Any]:
         "state": record.state.value,
         "reason_code": record.reason.code,
         "reason_sentence": plain(record.reason.sentence),
-        "finished_at": record.finished_at,
-        "generation": record.generation,
         "members": json.dumps(record.members),
-        "published": record.published,
         "published_members": json.dumps(record.published_members),
-        "published_at": record.published_at,
-        "join_epoch": record.join_epoch,
-        "entered": record.entered,
-        "abandoned": record.abandoned,
-        "rescaled_at": record.rescaled_at,
-        "layout": record.layout,
-        "losses": record.losses,
         "outcome": None if record.outcome is None else json.dumps(asdict(record.outcome)),
         "cancel_requested": None if record.cancel_requested is None else plain(record.cancel_requested),
-        "hold": record.hold,
         "parameters": json.dumps(dict(record.parameters)),
+        **{name: getattr(record, name) for name in AS_THEY_ARE},
     }
 
 

@@ -7,9 +7,11 @@ all others by name, as in Ray, Dask and submitit.
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import io
+import os
 import pickle
 import sys
 import threading
@@ -17,6 +19,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +27,6 @@ import cloudpickle
 
 from scheduler.client.carriers import Parts
 from trials.inside.user_code import this_machine
-from tuner_bridge.driving.module_names import is_found_by_name
-from tuner_bridge.driving.script_imports import imports_of
 from tuner_bridge.driving.unpicklable import explained, large_parts
 from tuner_bridge.in_replica import shipped
 from tuner_bridge.in_replica.module_values import gather, users_modules
@@ -232,3 +233,76 @@ def _tensor_reduced(tensor: Any, torch: Any) -> Any:
     content = tensor.detach().reshape(-1).view(torch.uint8).numpy()
     kind = str(tensor.dtype).removeprefix("torch.")
     return shipped.tensor, (content, kind, tuple(tensor.shape), tensor.requires_grad)
+
+
+def is_found_by_name(name: str, file: str) -> bool:
+    """Tell whether importing ``name`` from this process's folders gives the module of that file."""
+    path: Any = None
+    spec = None
+    parts = name.split(".")
+    for count in range(1, len(parts) + 1):
+        spec = _spec_of(".".join(parts[:count]), path)
+        if spec is None:
+            return False
+        path = spec.submodule_search_locations
+    origin = getattr(spec, "origin", None)
+    return isinstance(origin, str) and bool(file) and os.path.realpath(origin) == os.path.realpath(file)
+
+
+def _spec_of(name: str, path: Any) -> Any:
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        spec = None if find is None else find(name, path)
+        if spec is not None:
+            return spec
+    return None
+
+
+_OWN_SCOPES = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
+
+
+def imports_of(main: types.ModuleType) -> list[str]:
+    """Return the imported modules in the order of the script's lines."""
+    names: dict[str, None] = {}
+    for text in _texts_of(main):
+        try:
+            body = ast.parse(text).body
+        except (SyntaxError, ValueError):
+            continue
+        for statement in body:
+            names |= dict.fromkeys(_imported(statement, getattr(main, "__package__", None) or ""))
+    return [name for name in names if name in sys.modules]
+
+
+def _texts_of(main: types.ModuleType) -> Iterator[str | bytes]:
+    file = getattr(main, "__file__", None)
+    if file:
+        try:
+            yield Path(file).read_bytes()
+        except OSError:
+            return
+    interactive: Any = sys.modules.get("IPython")
+    shell = None if interactive is None else interactive.get_ipython()
+    if shell is not None:
+        yield from map(shell.transform_cell, shell.user_ns.get("In", []))
+
+
+def _imported(statement: ast.stmt, package: str) -> Iterator[str]:
+    """Not what stands in functions and classes: it is imported where these run."""
+    waiting: list[ast.AST] = [statement]
+    while waiting:
+        node = waiting.pop(0)
+        if isinstance(node, _OWN_SCOPES):
+            continue
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            try:
+                base = (
+                    resolve_name("." * node.level + (node.module or ""), package) if node.level else node.module or ""
+                )
+            except ImportError:
+                continue
+            yield base
+            yield from (f"{base}.{each.name}" for each in node.names)
+        waiting += ast.iter_child_nodes(node)

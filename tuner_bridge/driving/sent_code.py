@@ -6,16 +6,20 @@ Concurrency: any thread may call.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from scheduler.client.carriers import Parts
 from scheduler.client.connection import SchedulerClient
 from scheduler.errors import SchedulerError
 from trials.spec import TrialSpec
-from tuner_bridge.driving.code_on_cluster import CodeOnCluster
+from tuner_bridge.driving.packing import Package, pack
+from tuner_bridge.errors import InvalidSweep
 
 logger = logging.getLogger(__name__)
 
@@ -71,3 +75,35 @@ class SentCode:
             except SchedulerError as error:
                 logger.warning("the sweep's code could not be sent again: %s", error)
                 time.sleep(1.0)
+
+
+@dataclass(slots=True)
+class CodeOnCluster:
+    """``where``: ``pack``, ``image``, or the path at which pods have the working folder."""
+
+    where: str
+    image: str
+    package: Package | None = None
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] | None = None) -> CodeOnCluster:
+        """ELASTUNE_CODE (default: pack) and ELASTUNE_IMAGE (default: the study's or the cluster's)."""
+        environ = os.environ if environ is None else environ
+        where = environ.get("ELASTUNE_CODE", "pack")
+        if where not in ("pack", "image") and not os.path.isabs(where):
+            raise InvalidSweep(
+                f"ELASTUNE_CODE is {where!r}; it must be 'pack', 'image', or the absolute path of this folder in the "
+                "cluster's pods"
+            )
+        return cls(where, environ.get("ELASTUNE_IMAGE", ""))
+
+    def place(self, spec: TrialSpec) -> TrialSpec:
+        """The trial with what its replicas need to know; packs the folder at the first call. Raises InvalidSweep."""
+        spec = replace(spec, image=spec.image or self.image)
+        if self.where == "image":
+            return spec
+        if self.where != "pack":
+            return replace(spec, moved_to=self.where)
+        if self.package is None:
+            self.package = pack(Path(spec.working_dir))
+        return replace(spec, package=self.package.digest)

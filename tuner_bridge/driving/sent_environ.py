@@ -5,10 +5,13 @@ Settings of well-known tools are sent by themselves; what could be a secret is o
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
 from collections.abc import Iterable, Mapping
 
+from trials.checks import LONGEST_NAME
+from trials.plain_words import one_line
 from tuner_bridge.errors import InvalidSweep
 
 BEGINNINGS = (
@@ -82,12 +85,20 @@ def _asked_for(asked: Asked, environ: Mapping[str, str]) -> dict[str, str]:
             raise InvalidSweep(
                 f"environ names {name!r}; it must be the name of a variable, and not one of Elastune's own"
             )
-    given = dict(asked) if isinstance(asked, Mapping) else {name: environ.get(name) for name in asked}
-    for name, value in given.items():
+    variables = dict(asked) if isinstance(asked, Mapping) else {name: environ.get(name) for name in asked}
+    for name, value in variables.items():
         if value is None:
             raise InvalidSweep(
                 f"environ names {name!r}, which is not set here; set it, or give its value: environ={{{name!r}: ...}}"
             )
         if not isinstance(value, str) or "\0" in value:
             raise InvalidSweep(f"environ sets {name!r} to {value!r:.80}; the value must be a string without NUL")
-    return {name: str(value) for name, value in given.items()}
+    return {name: str(value) for name, value in variables.items()}
+
+
+def this_user() -> str:
+    """Empty where the machine does not know."""
+    try:
+        return one_line(getpass.getuser())[:LONGEST_NAME]
+    except (KeyError, OSError):
+        return ""

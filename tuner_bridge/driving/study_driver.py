@@ -28,10 +28,9 @@ from trials.inside.user_code import this_machine
 from trials.plain_words import one_line
 from trials.spec import TrialSpec
 from tuner_bridge.driving.answers import Answers, Ask, Told
-from tuner_bridge.driving.code_on_cluster import CodeOnCluster
 from tuner_bridge.driving.inboxes import Inboxes, Message
-from tuner_bridge.driving.sent_code import SentCode
-from tuner_bridge.driving.this_user import this_user
+from tuner_bridge.driving.sent_code import CodeOnCluster, SentCode
+from tuner_bridge.driving.sent_environ import this_user
 from tuner_bridge.driving.told_parameters import ToldParameters
 from tuner_bridge.errors import BridgeError, SweepInterrupted
 
@@ -344,7 +343,7 @@ class StudyDriver:
         unreachable_since: float | None = None
         answers: list[Told] = []
         while not self._closed.is_set():
-            seen, known = self._inboxes.known()
+            seen, known_ids = self._inboxes.known()
             parameters, granted = self.parameters.waiting(), self._granted
             try:
                 news = self.client.request(
@@ -354,7 +353,7 @@ class StudyDriver:
                         "owner": self.owner,
                         "trials": list(seen),
                         "seen": seen,
-                        "known": known,
+                        "known": known_ids,
                         "answers": answers,
                         "heard": self._heard,
                         "wait": POLL_SECONDS,

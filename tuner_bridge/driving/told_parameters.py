@@ -28,23 +28,23 @@ class ToldParameters:
         """The scheduler has these; what was noted meanwhile still waits."""
         with self._lock:
             for trial_id, parameters in told.items():
-                mine = self._waiting.get(trial_id, {})
+                waiting = self._waiting.get(trial_id, {})
                 for name, value in parameters.items():
-                    if name in mine and mine[name] == value:
-                        del mine[name]
-                if not mine:
+                    if name in waiting and waiting[name] == value:
+                        del waiting[name]
+                if not waiting:
                     self._waiting.pop(trial_id, None)
 
 
 def flattened(parameters: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """Nested choices by their path: ``{"layer": {"size": 3}}`` is ``layer.size``."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in parameters.items():
         if isinstance(value, Mapping):
-            found |= flattened(value, f"{before}{name}.")
+            flat |= flattened(value, f"{before}{name}.")
         else:
-            found[f"{before}{name}"] = value
-    return found
+            flat[f"{before}{name}"] = value
+    return flat
 
 
 def _plain(value: Any) -> Any:

@@ -30,12 +30,12 @@ def explained(value: Any, what: str, error: Exception, dump: Dump) -> InvalidSwe
 
 def large_parts(value: Any, what: str, least: int) -> list[str]:
     """Ways to arrays, tensors and tables of so many bytes, as far as they are not within containers."""
-    found = []
+    parts = []
     for step, part in _parts(value):
         size = _bytes_of(part)
         if size >= least:
-            found.append(f"{_joined(what, step)} ({size / 2**20:.0f} MiB)")
-    return found
+            parts.append(f"{_joined(what, step)} ({size / 2**20:.0f} MiB)")
+    return parts
 
 
 def _bytes_of(part: Any) -> int:

@@ -97,12 +97,12 @@ def run_process(of_payload: Callable[[Payload], tuple[Sequence[str], Mapping[str
 
 def _run_until_joined(channel: ControlChannel, words: Sequence[str], environ: Mapping[str, str]) -> int:
     """Exit status of the command, which runs again where it came too late to join its trial."""
-    told = False
+    was_told_to_leave = False
 
     def pass_on(*_: Any) -> None:
         # A shell passes no signal on; the replica's processes are a session of their own.
-        nonlocal told
-        told = True
+        nonlocal was_told_to_leave
+        was_told_to_leave = True
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.killpg(os.getpgrp(), signal.SIGTERM)
 
@@ -110,11 +110,11 @@ def _run_until_joined(channel: ControlChannel, words: Sequence[str], environ: Ma
     attempts = 0
     while True:
         process = subprocess.Popen(words, env={**environ, ATTEMPTS: str(attempts)})
-        if told:
+        if was_told_to_leave:
             # It may have begun after the signal, which it would ignore as this process does; it has nothing to save.
             process.kill()
         status = process.wait()
-        if told:
+        if was_told_to_leave:
             # However it took that: it was interrupted, and goes on elsewhere.
             return EXIT_PREEMPTED
         # A command that has no training may end with that status as well.

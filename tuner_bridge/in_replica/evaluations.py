@@ -22,14 +22,14 @@ def without_times(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def objective_in(metrics: Mapping[str, float], chosen: str | None, *, minimises: bool) -> float | None:
     """The one that the user chose, else the loss or what is no loss, as the search goes; None: it is not known."""
-    known = without_times(metrics)
+    numbers = without_times(metrics)
     if chosen is not None:
-        return known.get(chosen, known.get(f"eval_{chosen}"))
-    losses = {name: value for name, value in known.items() if name.endswith("loss")}
+        return numbers.get(chosen, numbers.get(f"eval_{chosen}"))
+    losses = {name: value for name, value in numbers.items() if name.endswith("loss")}
     for name in ("eval_loss", "val_loss"):
         if minimises and name in losses:
             return losses[name]
-    fitting = losses if minimises and losses else {name: known[name] for name in known.keys() - losses.keys()}
+    fitting = losses if minimises and losses else {name: numbers[name] for name in numbers.keys() - losses.keys()}
     return next(iter(fitting.values())) if len(fitting) == 1 else None
 
 

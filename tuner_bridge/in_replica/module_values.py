@@ -52,14 +52,14 @@ ModuleValues = Mapping[str, Sequence[Value]]
 
 def users_modules() -> dict[str, types.ModuleType]:
     """Modules of files that nobody has installed, by name, but for ``__main__`` and our own."""
-    found = {}
+    modules = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if name == "__main__" or not isinstance(file, str) or package_of(name) in OUR_PACKAGES:
             continue
         if file.endswith(".py") and _is_users(os.path.dirname(file)):
-            found[name] = module
-    return found
+            modules[name] = module
+    return modules
 
 
 @functools.cache
@@ -75,12 +75,12 @@ def _standard_library() -> tuple[str, ...]:
 
 def gather(modules: Mapping[str, types.ModuleType]) -> dict[str, list[Value]]:
     """Plain data that these modules and their classes hold."""
-    found: dict[str, list[Value]] = {}
+    values_by_module: dict[str, list[Value]] = {}
     for name, module in modules.items():
         values = list(_values_of((), vars(module), _Source.of(module.__file__ or ""), name, modules))
         if values:
-            found[name] = values
-    return found
+            values_by_module[name] = values
+    return values_by_module
 
 
 def _values_of(

@@ -18,19 +18,19 @@ _RECURSION = 1000
 
 def settings_of_process() -> dict[str, Any]:
     """As JSON; what is as Python and torch have it by themselves is left out."""
-    found: dict[str, Any] = {}
+    settings_found: dict[str, Any] = {}
     if sys.getrecursionlimit() != _RECURSION:
-        found["recursion"] = sys.getrecursionlimit()
+        settings_found["recursion"] = sys.getrecursionlimit()
     if "torch" in sys.modules and (settings := _torchs(sys.modules["torch"])):
-        found["torch"] = settings
+        settings_found["torch"] = settings
     if logs := _loggings():
-        found["logging"] = logs
+        settings_found["logging"] = logs
     if "multiprocessing.context" in sys.modules:
         import multiprocessing
 
         if method := multiprocessing.get_start_method(allow_none=True):
-            found["processes"] = method
-    return found
+            settings_found["processes"] = method
+    return settings_found
 
 
 def set_process(settings: Mapping[str, Any]) -> None:
@@ -87,15 +87,15 @@ def _loggings() -> dict[str, Any]:
         for name, logger in list(logging.root.manager.loggerDict.items())
         if isinstance(logger, logging.Logger) and logger.level != logging.NOTSET
     }
-    found: dict[str, Any] = {"levels": levels} if levels else {}
+    loggings: dict[str, Any] = {"levels": levels} if levels else {}
     if root.level != logging.WARNING:
-        found["root"] = root.level
+        loggings["root"] = root.level
     for handler in root.handlers:
         if type(handler) is logging.StreamHandler:
             formatter = handler.formatter or logging.Formatter(logging.BASIC_FORMAT)
-            found["format"] = [formatter._fmt, formatter.datefmt]
+            loggings["format"] = [formatter._fmt, formatter.datefmt]
             break
-    return found
+    return loggings
 
 
 def _set_logging(settings: Mapping[str, Any]) -> None:

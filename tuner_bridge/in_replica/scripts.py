@@ -36,12 +36,7 @@ class Script:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Script:
-        return cls(
-            path=document["path"],
-            module=document["module"],
-            arguments=tuple(document["arguments"]),
-            code=document.get("code"),
-        )
+        return cls(**{**document, "arguments": tuple(document["arguments"])})
 
     def run(self) -> None:
         """As Python would run it. Raises what it raises; RuntimeError where it ends with a status other than 0."""
@@ -148,15 +143,15 @@ def script(command: str | Sequence[str]) -> Script:
     words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
     if words and starts_python(words[0]):
         words = words[1:]
-    found = program_of(words, os.getcwd())
-    if found is None:
+    program = program_of(words, os.getcwd())
+    if program is None:
         raise InvalidSweep(
             f"the script is {command!r}; it must name a Python file and its arguments, such as 'train.py --epochs 50'"
         )
-    if found.path is None:
-        return found
-    path = os.path.abspath(found.path)
+    if program.path is None:
+        return program
+    path = os.path.abspath(program.path)
     if not os.path.isfile(path):
-        name = words[-len(found.arguments) - 1]
+        name = words[-len(program.arguments) - 1]
         raise InvalidSweep(f"the script {name!r} does not exist (looked for {path}); name a file, or use '-m module'")
-    return replace(found, path=path)
+    return replace(program, path=path)

@@ -49,18 +49,18 @@ KEPT = "tracked.json"
 _STATES = {"succeeded": "complete", "cancelled": "pruned"}
 
 
-class TrackedResults:
+class TrackedResults(TrackedTrial):
     """One trial's: its results as NNI takes them. ``folder``: NNI's of this trial."""
 
     def __init__(self, trackers: Sequence[Tracker], title: str, study_key: str, number: int, folder: Path) -> None:
         path = folder / KEPT
         kept: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
-        self._trial = TrackedTrial(trackers, title, study_key, number, kept)
+        super().__init__(trackers, title, study_key, number, kept)
         self._final: float | None = None
-        if self._trial.identities != kept:
+        if self.identities != kept:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                write_durably(path, json.dumps(self._trial.identities))
+                write_durably(path, json.dumps(self.identities))
             except (OSError, SchedulerError) as error:
                 logger.warning(
                     "the tracked runs of trial %d were not saved, so an experiment that resumes begins new ones: %s",
@@ -68,13 +68,9 @@ class TrackedResults:
                     error,
                 )
 
-    @property
-    def environ(self) -> dict[str, str]:
-        return self._trial.environ
-
     def parameters(self, chosen: Mapping[str, Any]) -> None:
         for name, value in chosen.items():
-            self._trial.parameter(name, value)
+            self.parameter(name, value)
 
     def took(self, metric: Mapping[str, Any]) -> None:
         value = metric.get("value")
@@ -82,19 +78,13 @@ class TrackedResults:
         if number is None:
             return
         if metric["type"] == "PERIODICAL":
-            self._trial.report(number, metric["sequence"])
+            self.report(number, metric["sequence"])
         else:
             self._final = number
 
-    def live(self, known: Mapping[str, Any]) -> None:
-        self._trial.live(known)
-
-    def leave(self) -> None:
-        self._trial.leave()
-
-    def end(self, state: str, history: Sequence[str]) -> None:
+    def ended(self, state: str, history: Sequence[str]) -> None:
         """``state``: the scheduler's word for how it ended."""
-        self._trial.end(_STATES.get(state, "fail"), None if self._final is None else [self._final], history)
+        self.end(_STATES.get(state, "fail"), None if self._final is None else [self._final], history)
 
 
 TUNERS = ("-m nni", "--exp_params")
@@ -270,7 +260,7 @@ class ExperimentDriver:
     def _run(self, trial: Mapping[str, Any], before: threading.Event, is_submitted: threading.Event) -> None:
         """Trials reach the scheduler in NNI's order, so that those that have to wait are the later ones."""
         name = trial["trial"]
-        known = self._trials[name]
+        entry = self._trials[name]
         nni = {
             "experiment": self._experiment["experiment"],
             "trial": name,
@@ -286,9 +276,9 @@ class ExperimentDriver:
             is_submitted.set()
             self._driver.parameters.note(trial_id, chosen)
             with self._lock:
-                known.trial_id = trial_id
-            if known.cancelled is not None:
-                self._cancel_soon(trial_id, known.cancelled)
+                entry.trial_id = trial_id
+            if entry.cancelled is not None:
+                self._cancel_soon(trial_id, entry.cancelled)
 
         before.wait()
         try:
@@ -314,7 +304,7 @@ class ExperimentDriver:
             is_submitted.set()
         self._tell_end(name, ended)
         if self._trackers:
-            tracked.end(ended["state"], self._driver.history(ended["trial_id"]))
+            tracked.ended(ended["state"], self._driver.history(ended["trial_id"]))
 
     def _tracked(self, name: str, chosen: Mapping[str, Any]) -> TrackedResults:
         title = self._experiment.get("name") or self._experiment["experiment"]
@@ -324,11 +314,11 @@ class ExperimentDriver:
         return tracked
 
     def _answer(self, name: str, tracked: TrackedResults) -> Callable[[str, dict[str, Any]], Any]:
-        known = self._trials[name]
+        trial = self._trials[name]
 
         def answer(method: str, arguments: dict[str, Any]) -> Any:
             if method == "taken":
-                return known.results_taken
+                return trial.results_taken
             if method not in ("metric", "metrics"):
                 raise ValueError(f"an NNI trial has no question {method!r}")
             results = arguments["metrics"] if method == "metrics" else [arguments]
@@ -341,10 +331,10 @@ class ExperimentDriver:
                 # Perhaps not written down: the trial tells it again when the experiment resumes.
                 raise SweepInterrupted
             for metric in (json.loads(result["metric"]) for result in results):
-                if metric["type"] != "PERIODICAL" or metric["sequence"] >= known.results_taken:
+                if metric["type"] != "PERIODICAL" or metric["sequence"] >= trial.results_taken:
                     tracked.took(metric)
                 if metric["type"] == "PERIODICAL":
-                    known.results_taken = max(known.results_taken, metric["sequence"] + 1)
+                    trial.results_taken = max(trial.results_taken, metric["sequence"] + 1)
             return None
 
         return answer
@@ -373,10 +363,10 @@ class ExperimentDriver:
 
     def _cancel(self, name: str, why: str) -> None:
         with self._lock:
-            known = self._trials.get(name)
-            if known is not None:
-                known.cancelled = why
-            trial_id = self._earlier.get(name) if known is None else known.trial_id
+            trial = self._trials.get(name)
+            if trial is not None:
+                trial.cancelled = why
+            trial_id = self._earlier.get(name) if trial is None else trial.trial_id
         if trial_id is not None:
             self._cancel_soon(trial_id, why)
 
@@ -385,11 +375,11 @@ class ExperimentDriver:
         threading.Thread(target=self._driver.cancel_for_sure, args=(trial_id, why), daemon=True).start()
 
     def _log_of(self, name: str) -> str:
-        known = self._trials.get(name)
-        if known is None or known.trial_id is None:
+        trial = self._trials.get(name)
+        if trial is None or trial.trial_id is None:
             return "this trial has not been started yet\n"
         try:
-            answer = self._driver.client.request("GET", f"/trials/{known.trial_id}/log")
+            answer = self._driver.client.request("GET", f"/trials/{trial.trial_id}/log")
         except SchedulerError as error:
             return f"the log cannot be read now: {error}\n"
         return "".join(f"==> {each['replica_id']} <==\n{each['words']}\n" for each in answer)

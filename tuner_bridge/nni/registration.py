@@ -61,12 +61,12 @@ def _file() -> Path:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
+        document = json.loads(path.read_text())
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        document = None
+    if not isinstance(document, dict):
         raise SchedulerError(f"{path} is not what NNI writes there (a JSON object); repair it, or move it away")
-    return found
+    return document
 
 
 def _write(path: Path, services: dict[str, Any]) -> None:

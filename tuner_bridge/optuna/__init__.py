@@ -9,7 +9,7 @@ from tuner_bridge.optuna.optimize import optimize
 __all__ = ["TorchDistributedTrial", "current_trial", "elastic", "optimize", "report_metrics", "tell"]
 
 _HOME = {
-    "TorchDistributedTrial": "torch_distributed",
+    "TorchDistributedTrial": "current",
     "current_trial": "current",
     "report_metrics": "metrics",
     "tell": "current",

@@ -285,11 +285,11 @@ def _counted_on(suggestions: Sequence[_Suggestion]) -> list[_Suggestion]:
 
 def _next_name(name: str) -> str:
     """Return the name with its last number one larger; an empty text where it has none."""
-    found = LAST_NUMBER.search(name)
-    if found is None:
+    match = LAST_NUMBER.search(name)
+    if match is None:
         return ""
-    number = found.group()
-    return name[: found.start()] + str(int(number) + 1).zfill(len(number)) + name[found.end() :]
+    number = match.group()
+    return name[: match.start()] + str(int(number) + 1).zfill(len(number)) + name[match.end() :]
 
 
 def _decided(trial: optuna.Trial, frozen: optuna.trial.FrozenTrial, suggestion: _Suggestion) -> tuple[Any] | None:

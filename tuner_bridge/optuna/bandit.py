@@ -67,18 +67,20 @@ class Bandit:
             random: draws candidates.
         """
         names = [name for name, space in spaces.items() if isinstance(space, FloatDistribution | IntDistribution)]
-        known = [each for each in self.stretches[-MOST_STRETCHES:] if all(name in each.parameters for name in names)]
-        if not names or len(known) < LEAST_STRETCHES:
+        stretches = [
+            each for each in self.stretches[-MOST_STRETCHES:] if all(name in each.parameters for name in names)
+        ]
+        if not names or len(stretches) < LEAST_STRETCHES:
             return {}
         under_way = [each for each in under_way if all(name in each.parameters for name in names)]
-        gains = np.array([each.gain for each in known])
-        scores = np.array([each.before for each in known])
+        gains = np.array([each.gain for each in stretches])
+        scores = np.array([each.before for each in stretches])
         process = _Process.fitted(
-            self._inputs(known, names, spaces, scores), (gains - gains.mean()) / (gains.std() or 1.0)
+            self._inputs(stretches, names, spaces, scores), (gains - gains.mean()) / (gains.std() or 1.0)
         )
         context = (begins.before - scores.mean()) / (scores.std() or 1.0)
         waiting = self._inputs(under_way, names, spaces, scores)
-        bound = math.sqrt(max(0.0, BOUND_SCALE * math.log(max(1.0, BOUND_GROWTH * (len(known) + len(under_way))))))
+        bound = math.sqrt(max(0.0, BOUND_SCALE * math.log(max(1.0, BOUND_GROWTH * (len(stretches) + len(under_way))))))
         best, spread = random.random(len(names)), 1.0
         for _ in range(ROUNDS):
             drawn = best + spread * (random.random((CANDIDATES, len(names))) - 0.5) * 2.0

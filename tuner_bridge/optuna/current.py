@@ -92,9 +92,18 @@ def _trial_of_ones_own() -> BaseTrial:
 
 def _parameters(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        document = None
+    if not isinstance(document, dict):
         raise InvalidSweep(f"ELASTUNE_PARAMS is {text!r:.200}; it must be a JSON object such as '{{\"lr\": 0.1}}'")
-    return found
+    return document
+
+
+def TorchDistributedTrial(trial: BaseTrial | None = None, group: Any = None, device: Any = None) -> BaseTrial:  # noqa: N802
+    """The trial that every replica has already; ``group`` and ``device`` are not needed.
+
+    Numbers arrive as the sampler drew them, in 64 bits, and an exception reaches all replicas. The loop in which the
+    ranks above 0 call the objective with None goes away: every replica runs the objective.
+    """
+    return trial if isinstance(trial, ElasticTrial) else current_trial()

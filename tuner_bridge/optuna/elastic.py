@@ -7,6 +7,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -53,26 +54,19 @@ def elastic(
     return ElasticObjective(template, max_replicas, own, state_dir, terms, promise_metric, trackers)
 
 
+@dataclass(eq=False, repr=False)
 class ElasticObjective:
     """Called by Optuna with each trial, from as many threads as it likes; serves one study."""
 
-    def __init__(
-        self,
-        template: Any,
-        max_replicas: int | None,
-        own: OwnSlots,
-        state_dir: str | os.PathLike[str] | None,
-        terms: StudyTerms | None,
-        promise_metric: tuple[str, str] | None,
-        trackers: Sequence[Tracker],
-    ) -> None:
-        self._template = template
-        self._max_replicas = max_replicas
-        self._own = own
-        self._state_dir = state_dir
-        self._terms = terms
-        self._promise_metric = promise_metric
-        self._trackers = trackers
+    _template: Any
+    _max_replicas: int | None
+    _own: OwnSlots
+    _state_dir: str | os.PathLike[str] | None
+    _terms: StudyTerms | None
+    _promise_metric: tuple[str, str] | None
+    _trackers: Sequence[Tracker]
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._driver: OptunaDriver | None = None
         self._open = contextlib.ExitStack()

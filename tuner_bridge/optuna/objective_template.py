@@ -103,7 +103,7 @@ def template_of(
 
 def _installed(names: Iterable[str]) -> tuple[str, ...]:
     """Installed packages among these modules, and among what the user's own ones use: worth importing beforehand."""
-    found: dict[str, None] = {}
+    installed: dict[str, None] = {}
     waiting, seen = list(names), set[str]()
     while waiting:
         name = waiting.pop()
@@ -113,11 +113,11 @@ def _installed(names: Iterable[str]) -> tuple[str, ...]:
             continue
         seen.add(name)
         if lies_among_installed(file):
-            found[name] = None
+            installed[name] = None
         elif package_of(name) not in OUR_PACKAGES:
             uses = [value for key, value in vars(module).items() if not key.startswith("__")]
             waiting += [each for each in map(_home_of, uses) if each is not None]
-    return tuple(sorted(name for name in found if not name.startswith("_")))
+    return tuple(sorted(name for name in installed if not name.startswith("_")))
 
 
 def _home_of(value: Any) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from tuner_bridge.errors import InvalidSweep
 
@@ -39,13 +39,7 @@ class OwnSlots:
 
     def refuse_beside(self, scheduler: str) -> None:
         """Raises InvalidSweep where any was asked for, and another scheduler has slots of its own."""
-        given = {
-            "slots": self.slots,
-            "emulate": self.emulate,
-            "memory_per_slot": self.memory_per_slot,
-            "gpus_per_slot": self.gpus_per_slot,
-        }
-        for name, value in given.items():
+        for name, value in asdict(self).items():
             if value is not None:
                 raise InvalidSweep(
                     f"{name}={value!r} was given, but {scheduler} names a scheduler that has its own slots; leave one "

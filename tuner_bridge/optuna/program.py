@@ -73,16 +73,16 @@ class Program:
             for line in _lines(process, trial):
                 print(line, flush=True)
                 latest.append(line)
-                found = None if self.report is None else re.search(self.report, line)
-                if found is not None:
-                    reported = _number(found, "value", line)
-                    has_step = "step" in found.groupdict()
-                    trial.report(reported, int(_number(found, "step", line)) if has_step else next(counted))
+                match = None if self.report is None else re.search(self.report, line)
+                if match is not None:
+                    reported = _number(match, "value", line)
+                    has_step = "step" in match.groupdict()
+                    trial.report(reported, int(_number(match, "step", line)) if has_step else next(counted))
                     if trial.should_prune():
                         raise optuna.TrialPruned
-                found = None if self.value is None else re.search(self.value, line)
-                if found is not None:
-                    value = _number(found, "value", line)
+                match = None if self.value is None else re.search(self.value, line)
+                if match is not None:
+                    value = _number(match, "value", line)
             status = process.wait()
         if status != 0:
             raise RuntimeError(f"{words[0]} ended with status {status}; the last it printed: {' | '.join(latest)}")
@@ -158,13 +158,13 @@ def _check_pattern(what: str, pattern: str | None) -> None:
 
 def _filled(word: str, drawn: Mapping[str, Any]) -> str:
     """Return a word of the command with its parameters: in their own format where the word has none."""
-    found = []
+    filled = []
     for literal, name, form, conversion in Formatter().parse(word):
-        found.append(literal)
+        filled.append(literal)
         if name is not None:
             value = Formatter().convert_field(drawn[name], conversion)
-            found.append(format(value, form) if form else _written(value))
-    return "".join(found)
+            filled.append(format(value, form) if form else _written(value))
+    return "".join(filled)
 
 
 def _written(value: Any) -> str:

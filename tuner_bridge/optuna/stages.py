@@ -107,16 +107,16 @@ class StageTree:
         with self._changed:
             self.waiting += 1
             try:
-                while (found := self._found(trial, draw)) is None:
+                while (chosen := self._found(trial, draw)) is None:
                     if self._is_over():
                         raise SweepInterrupted
                     self._changed.wait(LOOK_SECONDS)
             finally:
                 self.waiting -= 1
-            if found.keep_after:
-                trunk = self._trunks[trial.number] = _Trunk(trial, found.keep_after)
+            if chosen.keep_after:
+                trunk = self._trunks[trial.number] = _Trunk(trial, chosen.keep_after)
                 trunk.is_known = self._has_drawn_alike(draw)
-            return found
+            return chosen
 
     def note_submitted(self, number: int, trial_id: str) -> None:
         with self._changed:

@@ -35,7 +35,7 @@ def elastune_studies(**options: Any) -> Iterator[None]:
         options: those of ``optimize`` beyond ``study.optimize``'s own, for each of these sweeps.
     """
     plain_optimize, plain_ask = optuna.Study.optimize, optuna.Study.ask
-    told = False
+    has_warned = False
 
     def elastic_optimize(study: optuna.Study, func: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(getattr(func, "__self__", None), OptunaDriver) or isinstance(func, ElasticObjective):
@@ -45,10 +45,10 @@ def elastune_studies(**options: Any) -> Iterator[None]:
             optimize(study, func, *args, **{**options, **kwargs})
 
     def noticed_ask(study: optuna.Study, *args: Any, **kwargs: Any) -> optuna.Trial:
-        nonlocal told
+        nonlocal has_warned
         caller = str(sys._getframe(1).f_globals.get("__name__", ""))
-        if not told and caller.partition(".")[0] not in _OWN:
-            told = True
+        if not has_warned and caller.partition(".")[0] not in _OWN:
+            has_warned = True
             logger.warning(
                 "%s asks study %r for trials and runs them in this process, so they are not elastic. For elastic "
                 "trials, pass a function to study.optimize",

@@ -99,16 +99,16 @@ class ElasticTrial(optuna.Trial):
     ) -> dict[str, Any]:
         environment = self._core.environment
         assert environment is not None
-        told: dict[str, Any] = {"reports": [[each["step"], each["value"]] for each in reports]} if reports else {}
+        news: dict[str, Any] = {"reports": [[each["step"], each["value"]] for each in reports]} if reports else {}
         position = getattr(self._core, "position", None)
         if reports and position is not None and position.limit is not None and position.epoch >= position.limit - 1:
-            told["is_last"] = True
+            news["is_last"] = True
         took = self._ahead.untold
         if took:
-            told["took"] = took
+            news["took"] = took
         # Processes that the objective forks count from where this one was.
         question = f"{environment.replica_id}/{os.getpid()}.{next(self._calls)}"
-        answer = ask_driver(self._core, question, method, {**arguments, **told}, reports=reports, **options)
+        answer = ask_driver(self._core, question, method, {**arguments, **news}, reports=reports, **options)
         self._ahead.told(took)
         return answer
 

@@ -164,13 +164,13 @@ class OptunaDriver(StudyDriver):
         if stretch is not None and ELASTIC in stretch.user_attrs:
             return str(stretch.user_attrs[ELASTIC])
         trials = self._once_reached(lambda: self.client.request("GET", "/trials"))
-        found = [each for each in trials if each["study"] == self.study_key and each["number"] == number]
-        if not found:
+        matching = [each for each in trials if each["study"] == self.study_key and each["number"] == number]
+        if not matching:
             raise InvalidSweep(
                 f"trial {trial.number} is to begin with the state of trial {number}, which the scheduler "
                 "does not know: name a trial of this study whose state was kept (optimize(..., keep_states=True))"
             )
-        return str(found[0]["trial_id"])
+        return str(matching[0]["trial_id"])
 
     def run(
         self,
@@ -468,7 +468,7 @@ def _within_space(study: optuna.Study, parameters: Mapping[str, Any]) -> dict[st
     spaces: dict[str, Any] = {}
     for trial in study.get_trials(deepcopy=False):
         spaces.update(trial.distributions)
-    found = {}
+    fitting = {}
     for name, value in parameters.items():
         space = spaces.get(name)
         if space is None:
@@ -478,13 +478,13 @@ def _within_space(study: optuna.Study, parameters: Mapping[str, Any]) -> dict[st
             same = same or [each for each in space.choices if str(each)[:200] == str(value)]
             if not same:
                 raise ValueError(f"{name} is {value!r}; the study chooses among {', '.join(map(str, space.choices))}")
-            found[name] = same[0]
+            fitting[name] = same[0]
             continue
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not space._contains(float(value)):
             raise ValueError(f"{name} is {value!r}; the study draws it from {space.low} to {space.high}")
-        found[name] = int(value) if isinstance(space, IntDistribution) else float(value)
-    return found
+        fitting[name] = int(value) if isinstance(space, IntDistribution) else float(value)
+    return fitting
 
 
 def _reported_steps(study: optuna.Study, trial: optuna.Trial) -> set[int]:

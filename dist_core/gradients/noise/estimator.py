@@ -11,7 +11,7 @@ micro-batches. Differencing successive steps instead would be biased by the prog
 
 Gradients shrink by orders of magnitude while a model converges, and an average of what they were would speak of long
 ago only. So both are averaged in units of their recent magnitude, over a window that grows with the work done, up to
-``1 / (1 - smoothing)`` steps at the initial batch size. The answer adds one standard error to ``sqr``: late in training
+``LONGEST_WINDOW`` steps at the initial batch size. The answer adds one standard error to ``sqr``: late in training
 the signal drowns in noise, an estimate near zero would promise that any batch size is free, and the learning rate would
 be scaled beyond what is stable. Torch-free: the norms are computed where the gradients are.
 """
@@ -23,6 +23,8 @@ from typing import Any
 
 from dist_core.goodput import GradientStatistics
 
+LONGEST_WINDOW = 1000.0
+"""Steps at the initial batch size."""
 SHORTEST_WINDOW = 20.0
 """Steps at the initial batch size; fewer would follow single noisy batches."""
 LEVEL_MEASUREMENTS = 30.0
@@ -91,10 +93,7 @@ class _Average:
 class NoiseScale:
     """Running averages of ``sqr`` and ``trace``."""
 
-    def __init__(self, *, smoothing: float = 0.999) -> None:
-        if not 0.0 < smoothing < 1.0:
-            raise ValueError(f"smoothing is {smoothing}; it must lie in (0, 1)")
-        self.smoothing = smoothing
+    def __init__(self) -> None:
         self._sqr, self._trace, self._level = _Average(), _Average(), _Average()
         self._relative_sqr, self._relative_trace = _Average(), _Average()
         self._steps = 0.0
@@ -118,7 +117,7 @@ class NoiseScale:
         if not (math.isfinite(sqr) and math.isfinite(trace)):
             return False
         self._steps += work
-        window = min(1.0 / (1.0 - self.smoothing), max(SHORTEST_WINDOW, WINDOW_SHARE * self._steps))
+        window = min(LONGEST_WINDOW, max(SHORTEST_WINDOW, WINDOW_SHARE * self._steps))
         keep = math.exp(-work / window)
         self._sqr.add(sqr, keep)
         self._trace.add(trace, keep)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 
 from dist_core.device import Device, Mark, device_of
-from dist_core.goodput import GradientStatistics
 from dist_core.gradients.bucket_reducer import StepNorms
 from dist_core.gradients.noise.estimator import NoiseScale, from_parts
 from dist_core.gradients.noise.norms import AdamPreconditioner, squared_norm_of_all, summed
@@ -59,10 +58,6 @@ class Measurements:
     @property
     def are_possible(self) -> bool:
         return self.preconditioner is None or self.preconditioner.ready
-
-    def statistics_at(self, init_batch: int) -> GradientStatistics | None:
-        """Squared norm of the gradient and its variance at the initial batch size, once measured."""
-        return self.noise.statistics_at(init_batch)
 
     # ------------------------------------------------------------------ in a step
 

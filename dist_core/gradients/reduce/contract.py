@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -30,38 +29,26 @@ class Bucket:
     """torch's description of the bucket (parameters, shapes), for compression that works on matrices."""
 
 
-class ReductionStrategy(Protocol):
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def exact(self) -> bool:
-        """Tell whether the sum is exact up to rounding in the gradients' own precision (compression is not)."""
-        ...
-
-    @property
-    def comparable(self) -> bool:
-        """Tell whether a few steps show its speed: not where compression begins after a warm-up."""
-        ...
-
-    @property
-    def reads_layout(self) -> bool:
-        """Tell whether ``Bucket.layout`` is used; reading it costs a look at the reducer when buckets change."""
-        ...
-
-    @property
-    def needs(self) -> GroupNeeds: ...
+class ReductionStrategy:
+    name: str
+    exact = True
+    """The sum is exact up to rounding in the gradients' own precision (compression is not)."""
+    comparable = True
+    """A few steps show its speed: not where compression begins after a warm-up."""
+    reads_layout = False
+    """``Bucket.layout`` is used; reading it costs a look at the reducer when buckets change."""
+    needs = GroupNeeds()
 
     def enter(self, group: ReplicaGroup) -> None:
         """Reduce over this generation from now on, and let go of the one before. Called between steps, on all replicas.
 
         A replica that is alone reduces nothing, and its group may lack what the strategy needs.
         """
-        ...
+        raise NotImplementedError
 
     def reduce(self, bucket: Bucket) -> ReducedBucket:
         """The sum over the replicas; may be the buffer itself, changed in place. Errors come with the future."""
-        ...
+        raise NotImplementedError
 
 
 def completed(buffer: torch.Tensor) -> ReducedBucket:

@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import torch
 
-from dist_core.generations.group_needs import GroupNeeds
 from dist_core.generations.process_groups import ReplicaGroup
-from dist_core.gradients.reduce.contract import Bucket, ReducedBucket
+from dist_core.gradients.reduce.contract import Bucket, ReducedBucket, ReductionStrategy
 
 
-class HalfPrecision:
+class HalfPrecision(ReductionStrategy):
     exact = False
-    comparable = True
-    reads_layout = False
-    needs = GroupNeeds()
 
     def __init__(self, name: str, dtype: torch.dtype) -> None:
         self.name = name

@@ -11,15 +11,12 @@ import torch.distributed as dist
 
 from dist_core.generations.group_needs import GroupNeeds
 from dist_core.generations.process_groups import ReplicaGroup
-from dist_core.gradients.reduce.contract import Bucket, ReducedBucket
+from dist_core.gradients.reduce.contract import Bucket, ReducedBucket, ReductionStrategy
 from dist_core.gradients.reduce.ordered_worker import OrderedWorker
 
 
-class Hierarchical:
+class Hierarchical(ReductionStrategy):
     name = "hierarchical"
-    exact = True
-    comparable = True
-    reads_layout = False
     needs = GroupNeeds(by_node=True)
 
     def enter(self, group: ReplicaGroup) -> None:
@@ -32,13 +29,9 @@ class Hierarchical:
 
     def _sum(self, buffer: torch.Tensor) -> torch.Tensor:
         if self._within is not None:
-            options = dist.ReduceOptions()
-            options.rootRank = 0
-            self._group.wait(self._within.reduce([buffer], options), self._within)
+            self._group.wait(self._within.reduce([buffer], dist.ReduceOptions()), self._within)
         if self._between is not None:
             self._group.wait(self._between.allreduce([buffer]), self._between)
         if self._within is not None:
-            hand_out = dist.BroadcastOptions()
-            hand_out.rootRank = 0
-            self._group.wait(self._within.broadcast([buffer], hand_out), self._within)
+            self._group.wait(self._within.broadcast([buffer], dist.BroadcastOptions()), self._within)
         return buffer

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from dist_core.generations.group_needs import GroupNeeds
 from dist_core.generations.process_groups import ReplicaGroup
-from dist_core.gradients.reduce.contract import Bucket, ReducedBucket
+from dist_core.gradients.reduce.contract import Bucket, ReducedBucket, ReductionStrategy
 
 
-class PlainAllReduce:
+class PlainAllReduce(ReductionStrategy):
     name = "all_reduce"
-    exact = True
-    comparable = True
-    reads_layout = False
-    needs = GroupNeeds()
 
     def enter(self, group: ReplicaGroup) -> None:
         self._group = group.data

@@ -10,10 +10,10 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torch_p
 from dist_core.errors import InvalidTraining
 from dist_core.generations.group_needs import GroupNeeds
 from dist_core.generations.process_groups import ReplicaGroup
-from dist_core.gradients.reduce.contract import Bucket, ReducedBucket
+from dist_core.gradients.reduce.contract import Bucket, ReducedBucket, ReductionStrategy
 
 
-class PowerSGD:
+class PowerSGD(ReductionStrategy):
     name = "power_sgd"
     exact = False
     comparable = False

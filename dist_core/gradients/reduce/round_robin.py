@@ -9,14 +9,11 @@ from __future__ import annotations
 from dist_core.errors import InvalidTraining
 from dist_core.generations.group_needs import GroupNeeds
 from dist_core.generations.process_groups import ReplicaGroup
-from dist_core.gradients.reduce.contract import Bucket, ReducedBucket
+from dist_core.gradients.reduce.contract import Bucket, ReducedBucket, ReductionStrategy
 
 
-class RoundRobin:
+class RoundRobin(ReductionStrategy):
     name = "round_robin"
-    exact = True
-    comparable = True
-    reads_layout = False
 
     def __init__(self, num_groups: int = 2) -> None:
         if num_groups < 1:

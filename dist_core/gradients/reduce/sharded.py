@@ -13,15 +13,12 @@ import torch.distributed as dist
 
 from dist_core.generations.group_needs import GroupNeeds
 from dist_core.generations.process_groups import ReplicaGroup
-from dist_core.gradients.reduce.contract import Bucket, ReducedBucket
+from dist_core.gradients.reduce.contract import Bucket, ReducedBucket, ReductionStrategy
 from dist_core.gradients.reduce.ordered_worker import OrderedWorker
 
 
-class Sharded:
+class Sharded(ReductionStrategy):
     name = "sharded"
-    exact = True
-    comparable = True
-    reads_layout = False
     needs = GroupNeeds(extra=1)
 
     def enter(self, group: ReplicaGroup) -> None:
@@ -42,14 +39,14 @@ class Sharded:
         if slice_size * world_size != buffer.numel():
             padded = torch.nn.functional.pad(buffer, (0, slice_size * world_size - buffer.numel()))
         if self._group.name() == "nccl":
-            mine = torch.empty(slice_size, dtype=buffer.dtype, device=buffer.device)
-            self._wait(self._group._reduce_scatter_base(mine, padded, dist.ReduceScatterOptions()))
+            own_slice = torch.empty(slice_size, dtype=buffer.dtype, device=buffer.device)
+            self._wait(self._group._reduce_scatter_base(own_slice, padded, dist.ReduceScatterOptions()))
         else:
             received = torch.empty_like(padded)
             self._wait(self._group.alltoall_base(received, padded, [], [], dist.AllToAllOptions()))
-            mine = received.view(world_size, slice_size).sum(dim=0)
-        slices = [torch.empty_like(mine) for _ in range(world_size)]
-        self._wait(self._group.allgather([slices], [mine]))
+            own_slice = received.view(world_size, slice_size).sum(dim=0)
+        slices = [torch.empty_like(own_slice) for _ in range(world_size)]
+        self._wait(self._group.allgather([slices], [own_slice]))
         for index, part in enumerate(slices):
             target = buffer[index * slice_size : (index + 1) * slice_size]
             target.copy_(part[: target.numel()])

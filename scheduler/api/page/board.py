@@ -22,7 +22,8 @@ from scheduler.knowledge.expected_starts import expected_starts
 from scheduler.loop.control_loop import ControlLoop
 from scheduler.snapshot import Snapshot
 from trials.record import ReplicaRecord, Report, TrialRecord
-from trials.store.base import SlotInterval, TrialStore
+from trials.store import TrialStore
+from trials.store.base import SlotInterval
 
 KEPT_CHANGES = 600
 KEPT_CHARACTERS = 8 * 1024**2
@@ -57,49 +58,45 @@ class Board:
         self._seen: dict[str, tuple[Any, ...]] = {}
         self._latest: dict[str, Report] = {}
         self._intervals: dict[str, list[Any]] = {}
-        self._live: dict[str, ReplicaRecord] = {}
-        self._studies: list[dict[str, Any]] = []
-        self._nodes: list[dict[str, Any]] = []
-        self._queue: dict[str, Any] = {}
         self._reports: list[Report] = []
         self._decided_on: Snapshot | None = None
         self._expected: dict[str, float] = {}
-        self._begin()
+        for study in access.seen_studies(client):
+            self._latest |= service.store.latest_reports(study.name)
+        self._look_at_trials([])
+        self._studies = self._study_rows()
+        self._nodes = [node_row(node) for node in service.site.nodes()]
+        self._queue = self._queue_row()
+        self._live: dict[str, ReplicaRecord] = {row.replica_id: row for row in service.store.replicas()}
+        for interval in service.store.slot_intervals():
+            self._put_interval(interval)
 
     # ------------------------------------------------------------------ for pages
 
     def everything(self) -> Change:
         with self._lock:
-            return self._everything()
-
-    def _everything(self) -> Change:
-        told = {
-            "all": True,
-            "now": self._service.clock(),
-            "access": self._client.access.value,
-            "emulated": self._service.site.emulated,
-            "policy": self._service.loop.decisions.policy_name,
-            "studies": self._studies,
-            "nodes": self._nodes,
-            "queue": self._queue,
-            "trials": list(self._rows.values()),
-            "intervals": list(self._intervals.values()),
-        }
-        return self._mark(self._number), _written(told)
+            state = {
+                "all": True,
+                "now": self._service.clock(),
+                "access": self._client.access.value,
+                "emulated": self._service.site.emulated,
+                "policy": self._service.loop.decisions.policy_name,
+                "studies": self._studies,
+                "nodes": self._nodes,
+                "queue": self._queue,
+                "trials": list(self._rows.values()),
+                "intervals": list(self._intervals.values()),
+            }
+            return self._mark(self._number), _written(state)
 
     def since(self, mark: str) -> list[Change] | None:
         """Return the changes after that one, or None if it is not known here any more."""
-        with self._lock:
-            return self._since(mark)
-
-    def _since(self, mark: str) -> list[Change] | None:
         run, _, number = mark.rpartition("-")
-        if run != self._run or not number.isdigit() or int(number) > self._number:
-            return None
-        missed = self._number - int(number)
-        if missed > len(self._changes):
-            return None
-        return list(self._changes)[len(self._changes) - missed :]
+        with self._lock:
+            if run != self._run or not number.isdigit() or int(number) > self._number:
+                return None
+            missed = self._number - int(number)
+            return None if missed > len(self._changes) else list(self._changes)[len(self._changes) - missed :]
 
     def note_report(self, report: Report) -> None:
         self._reports.append(report)
@@ -118,32 +115,32 @@ class Board:
                 raise
 
     def _look(self) -> Change | None:
-        told: dict[str, Any] = {}
+        changed: dict[str, Any] = {}
         reports = list(self._reports)
         trials, gone = self._look_at_trials(reports)
         if trials:
-            told["trials"] = trials
+            changed["trials"] = trials
         if gone:
-            told["gone"] = gone
+            changed["gone"] = gone
         intervals = self._look_at_replicas()
         if intervals:
-            told["intervals"] = intervals
+            changed["intervals"] = intervals
         mine = [report_row(report) for report in reports if report.trial_id in self._rows]
         if mine:
-            told["reports"] = mine
+            changed["reports"] = mine
         studies, nodes = self._study_rows(), [node_row(node) for node in self._service.site.nodes()]
         if studies != self._studies:
-            self._studies = told["studies"] = studies
+            self._studies = changed["studies"] = studies
         if nodes != self._nodes:
-            self._nodes = told["nodes"] = nodes
+            self._nodes = changed["nodes"] = nodes
         queue = self._queue_row()
         if queue != self._queue:
-            self._queue = told["queue"] = queue
+            self._queue = changed["queue"] = queue
         del self._reports[: len(reports)]
-        if not told:
+        if not changed:
             return None
         self._number += 1
-        change = self._mark(self._number), _written({"now": self._service.clock(), **told})
+        change = self._mark(self._number), _written({"now": self._service.clock(), **changed})
         self._keep(change)
         return change
 
@@ -157,18 +154,6 @@ class Board:
 
     def _mark(self, number: int) -> str:
         return f"{self._run}-{number}"
-
-    def _begin(self) -> None:
-        store = self._service.store
-        for study in self._access.seen_studies(self._client):
-            self._latest |= store.latest_reports(study.name)
-        self._look_at_trials([])
-        self._studies = self._study_rows()
-        self._nodes = [node_row(node) for node in self._service.site.nodes()]
-        self._queue = self._queue_row()
-        self._live = {row.replica_id: row for row in store.replicas()}
-        for interval in store.slot_intervals():
-            self._put_interval(interval)
 
     def _queue_row(self) -> dict[str, Any]:
         return queue_row(self._service.site.queue(), self._service.site.queue_trouble())

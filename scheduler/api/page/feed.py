@@ -66,11 +66,11 @@ class PageFeed:
             for change in [await asyncio.to_thread(watched.board.everything)] if missed is None else missed:
                 yield change
             while True:
-                told = await queue.get()
-                if isinstance(told, _End):
+                queued = await queue.get()
+                if isinstance(queued, _End):
                     return
                 # None: it was too far behind.
-                yield await asyncio.to_thread(watched.board.everything) if told is None else told
+                yield await asyncio.to_thread(watched.board.everything) if queued is None else queued
         finally:
             watched.pages.discard(queue)
 

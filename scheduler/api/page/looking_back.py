@@ -76,15 +76,17 @@ def looking_back_routes(service: Service, access: ClientAccess) -> APIRouter:
     @routes.get("/curves")
     def curves(client: Client, trial: list[str] = Query(max_length=MOST_CURVES)) -> dict[str, list[list[Any]]]:  # noqa: B008  # as FastAPI has it
         """Reports of several trials: step, value, progress, and when it came."""
-        found = {}
+        curves_by_trial = {}
         for trial_id in trial:
             try:
                 access.trial_for(client, trial_id, read=True)
-                found[trial_id] = [_point(each) for each in thinned(store.trial_reports(trial_id), POINTS_OF_MANY)]
+                curves_by_trial[trial_id] = [
+                    _point(each) for each in thinned(store.trial_reports(trial_id), POINTS_OF_MANY)
+                ]
             except UnknownTrial:
                 # Forgotten since the page saw it.
                 continue
-        return found
+        return curves_by_trial
 
     @routes.get("/story")
     def story(
@@ -109,13 +111,13 @@ def looking_back_routes(service: Service, access: ClientAccess) -> APIRouter:
     @routes.get("/usage")
     def usage(client: Client) -> list[dict[str, Any]]:
         """Slot hours by study and day, for a price to be put on them."""
-        mine = {study.name: study for study in access.seen_studies(client)}
+        study_by_name = {study.name: study for study in access.seen_studies(client)}
         rows = slot_hours_by_study(access.seen_trials(client), store.slot_intervals(), service.clock())
         return [
             {
                 **asdict(row),
-                "title": mine[row.study].called if row.study in mine else row.study,
-                "user": mine[row.study].user if row.study in mine else "",
+                "title": study_by_name[row.study].called if row.study in study_by_name else row.study,
+                "user": study_by_name[row.study].user if row.study in study_by_name else "",
             }
             for row in rows
         ]
@@ -124,7 +126,7 @@ def looking_back_routes(service: Service, access: ClientAccess) -> APIRouter:
     def importance(client: Client, study: str) -> dict[str, Any]:
         """Return each parameter's importance for the value, from the trials that have ended."""
         may_see(client, study)
-        known = access.known_study(study)
+        study_asked_about = access.known_study(study)
         ended = []
         for record in access.seen_trials(client):
             if record.spec.study == study and record.outcome is not None and record.parameters:
@@ -133,7 +135,7 @@ def looking_back_routes(service: Service, access: ClientAccess) -> APIRouter:
                     value = value[0]
                 if value is not None:
                     ended.append((dict(record.parameters), value))
-        return importance_of(ended, known.direction)
+        return importance_of(ended, study_asked_about.direction)
 
     return routes
 
@@ -178,11 +180,11 @@ def importance_of(ended: Sequence[tuple[Mapping[str, Any], float]], direction: s
     """``{"importance": {name: part of 1}}``, or ``{"why": sentence}`` where there is none."""
     if len(ended) < FEWEST:
         return {"why": f"parameter importance needs {FEWEST} trials with a value; there are {len(ended)}"}
-    found = entry_points(group=GROUP)
-    if not found:
+    evaluators = entry_points(group=GROUP)
+    if not evaluators:
         return {"why": "parameter importance needs Optuna, which is not installed where the scheduler runs"}
     try:
-        importance = next(iter(found)).load()(ended, direction)
+        importance = next(iter(evaluators)).load()(ended, direction)
     except ImportError as error:
         return {"why": f"parameter importance needs Optuna, which cannot be imported where the scheduler runs: {error}"}
     except ValueError as error:

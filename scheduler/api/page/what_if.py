@@ -25,14 +25,14 @@ LONGEST_SECONDS = 300.0
 
 def what_if_routes(service: Service) -> APIRouter:
     routes = APIRouter(prefix="/page", dependencies=[Depends(calling_client)], tags=["page"])
-    found: dict[str, Any] = {"state": "none"}
+    simulated: dict[str, Any] = {"state": "none"}
     one_at_a_time = threading.Lock()
 
     @routes.get("/what-if")
     def state(client: Client) -> dict[str, Any]:
         """Return the state of the last simulation, and what came out."""
         allow(client, read=True)
-        return found
+        return simulated
 
     @routes.post("/what-if")
     def start(client: Client) -> dict[str, Any]:
@@ -46,20 +46,20 @@ def what_if_routes(service: Service) -> APIRouter:
                 "Kubernetes cluster), and only the file of a state folder can be simulated",
             )
         with one_at_a_time:
-            if found["state"] == "running":
-                return found
-            found.clear()
-            found.update(state="running")
+            if simulated["state"] == "running":
+                return simulated
+            simulated.clear()
+            simulated.update(state="running")
         nodes = service.site.nodes()
         slots = max((node.slots for node in nodes), default=1)
         threading.Thread(target=run, args=(folder, len(nodes), slots), name="what-if", daemon=True).start()
-        return found
+        return simulated
 
     def run(folder: Path, nodes: int, slots: int) -> None:
         try:
-            found.update(simulate(folder, nodes, slots))
+            simulated.update(simulate(folder, nodes, slots))
         except (OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
-            found.update(state="failed", error=f"the simulation failed: {error}")
+            simulated.update(state="failed", error=f"the simulation failed: {error}")
 
     return routes
 

@@ -24,9 +24,9 @@ from trials.kubernetes.pods.manifest import STATE_FOLDERS, beyond_slot, pod_mani
 from trials.kubernetes.pods.nodes import is_ready, node_slots
 from trials.kubernetes.pods.status import PodEnd, belongs_to, created_at, is_over, is_stuck, node_of, read_end
 from trials.kubernetes.settings import ClusterSettings, Owner
-from trials.launch.base import Exit, LaunchRequest, NodeSlots, ReplicaProcess
+from trials.launch.base import Exit, Launcher, LaunchRequest, NodeSlots, ReplicaProcess
 from trials.log_files import open_own
-from trials.queued import QueuedSlots, SlotQuota
+from trials.queued import SlotQuota
 from trials.record import ReplicaRecord
 
 UNSEEN_SECONDS = 30.0
@@ -53,7 +53,7 @@ class ClusterView(Protocol):
         ...
 
 
-class KubernetesLauncher:
+class KubernetesLauncher(Launcher):
     """``owner_of``: the trial that a replica belongs to, from the store. ``log_of``: what a pod printed, its end."""
 
     def __init__(
@@ -106,12 +106,14 @@ class KubernetesLauncher:
 
     def _quotas(self) -> list[Document]:
         """Return the quotas that the watches know, or that were told since. The lock is held."""
-        known = {_name(quota): quota for quota in self._view.quotas()}
+        quotas_by_name = {_name(quota): quota for quota in self._view.quotas()}
         now = self._clock()
         for told_at, quotas in self._told_quotas.values():
             if now - told_at < TOLD_SECONDS:
-                known |= {_name(each): each for each in quotas if _is_newer(each, known.get(_name(each)))}
-        return list(known.values())
+                quotas_by_name |= {
+                    _name(each): each for each in quotas if _is_newer(each, quotas_by_name.get(_name(each)))
+                }
+        return list(quotas_by_name.values())
 
     def _ask_for_quotas(self, namespace: str) -> None:
         """A pod was refused: the watches do not know, or not yet, why there is no room for it."""
@@ -121,16 +123,10 @@ class KubernetesLauncher:
                 self._told_quotas[namespace] = self._clock(), quotas
                 self._known = (-1, [], {})
 
-    def queued(self) -> Sequence[QueuedSlots]:
-        return ()
-
     def slot_environ(self, node: str, slot: int) -> Mapping[str, str]:
         threads = self._settings.slot.get("cpu")
         whole = int(float(threads)) if threads is not None and not threads.endswith("m") else 1
         return {"OMP_NUM_THREADS": str(max(1, whole))}
-
-    def is_ready_for(self, request: LaunchRequest) -> bool:
-        return True
 
     def launch(self, request: LaunchRequest) -> ReplicaProcess:
         owner = self._owner_of(request.trial_id)
@@ -163,9 +159,6 @@ class KubernetesLauncher:
                 self._alive.add(label_value(request.replica_id))
         # In its pod a replica is process 1; the pod's age makes the name unique.
         return ReplicaProcess(1, created_at(pod))
-
-    def started(self, replica_id: str) -> ReplicaProcess | None:
-        raise LaunchFailed(f"the pod of replica {replica_id} is not being created")
 
     @staticmethod
     def _make_folder(folder: Path) -> None:
@@ -271,10 +264,6 @@ class KubernetesLauncher:
             if name in self._dismissed or now - since >= ORPHAN_SECONDS:
                 self._delete(pods[name], grace_seconds=self._shortest_grace(pods[name]))
 
-    def cpu_seconds(self, replica: ReplicaRecord) -> float | None:
-        """None: a cluster need not measure its pods."""
-        return None
-
     def stop(self, replica: ReplicaRecord, *, force: bool) -> None:
         with self._lock:
             pod = self._our_pods().get(label_value(replica.replica_id))
@@ -321,9 +310,6 @@ class KubernetesLauncher:
                 written.write(words.encode(errors="replace"))
         except (ClusterRefused, ClusterUnreachable, OSError) as error:
             logger.info("could not read a log replica=%s error=%s", replica.replica_id, error)
-
-    def close(self) -> None:
-        """Nothing is held: pods run on."""
 
 
 def _name(document: Document) -> tuple[str, str]:
@@ -372,12 +358,12 @@ def _room(quota: Mapping[str, Any], slot: Amounts) -> int | None:
     if spec.get("scopes") or spec.get("scopeSelector"):
         return None
     used = status.get("used") or {}
-    found = [
+    rooms = [
         max(0, int((amount(hard) - amount(used.get(key, "0"))) // wanted))
         for key, hard in (status.get("hard") or spec.get("hard") or {}).items()
         if (wanted := _wanted(key, slot)) is not None
     ]
-    return min(found, default=None)
+    return min(rooms, default=None)
 
 
 def _wanted(key: str, slot: Amounts) -> Decimal | None:

@@ -35,7 +35,7 @@ def node_slots(
     """
     foreign, ours = _by_node(pods, settings, alive)
     wanted = slot_amounts(settings)
-    found = []
+    found_nodes = []
     for node in sorted(nodes, key=lambda node: str(node["metadata"]["name"])):
         name = node["metadata"]["name"]
         if not is_usable(node, settings):
@@ -43,24 +43,24 @@ def node_slots(
         has = {key: amount(value) for key, value in ((node.get("status") or {}).get("allocatable") or {}).items()}
         total = _how_many(has, wanted)
         used = foreign.get(name, {})
-        mine = ours.get(name, set())
+        own_slots = ours.get(name, set())
         free = _how_many({key: value - used.get(key, Decimal(0)) for key, value in has.items()}, wanted)
-        room = _how_many_pods(node, name, foreign, ours)
-        usable = min(free, room) if is_open(node, settings) else len(mine)
+        room = _how_many_pods(node, name, foreign)
+        usable = min(free, room) if is_open(node, settings) else len(own_slots)
         if total <= 0:
             continue
         labels = node["metadata"].get("labels") or {}
         reserved = labels.get(settings.reserved_label, "")
-        found.append(
+        found_nodes.append(
             NodeSlots(
                 node=name,
                 slots=total,
                 kind=labels.get(settings.kind_label, ""),
                 reserved_for=_named(reserved),
-                in_use=_closed(total, total - usable, mine),
+                in_use=_closed(total, total - usable, own_slots),
             )
         )
-    return _limited(found, ours, settings.most_slots)
+    return _limited(found_nodes, ours, settings.most_slots)
 
 
 def is_ready(node: Mapping[str, Any]) -> bool:
@@ -125,9 +125,7 @@ def _how_many(has: Mapping[str, Decimal], wanted: Mapping[str, Decimal]) -> int:
     return max(0, min(int(has.get(key, Decimal(0)) // value) for key, value in wanted.items()))
 
 
-def _how_many_pods(
-    node: Mapping[str, Any], name: str, foreign: Mapping[str, Amounts], ours: Mapping[str, set[int]]
-) -> int:
+def _how_many_pods(node: Mapping[str, Any], name: str, foreign: Mapping[str, Amounts]) -> int:
     """A node takes no more pods than it says, whatever they request."""
     most = (node.get("status") or {}).get("allocatable", {}).get("pods")
     if most is None:

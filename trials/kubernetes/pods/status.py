@@ -96,12 +96,12 @@ def _because(status: Mapping[str, Any]) -> str:
 
 
 def _waiting(status: Mapping[str, Any]) -> list[tuple[str, str]]:
-    found = []
+    waiting_reasons = []
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         waiting = (container.get("state") or {}).get("waiting")
         if waiting is not None:
-            found.append((waiting.get("reason", ""), waiting.get("message", "")))
-    return found
+            waiting_reasons.append((waiting.get("reason", ""), waiting.get("message", "")))
+    return waiting_reasons
 
 
 def _why_it_waits(status: Mapping[str, Any]) -> str:

@@ -39,8 +39,8 @@ from trials.kubernetes.settings import ClusterSettings
 from trials.record import Measurement, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.states import TrialState
-from trials.store.base import HistoryEntry
-from trials.store.memory import DECIDED, InMemoryTrialStore
+from trials.store.base import Backing, HistoryEntry
+from trials.store.memory import DECIDED, TrialStore
 
 MOST_REPORTS = 2000
 """Kept of a trial; beyond that every second of the older half goes."""
@@ -97,15 +97,14 @@ class KeptStudy:
     """True if the lease of its driver is newer than the API server's."""
 
 
-class ClusterBacking:
-    archive = None
-
+class ClusterBacking(Backing):
     def __init__(self, api: ClusterApi, settings: ClusterSettings, clock: Callable[[], float]) -> None:
+        super().__init__()
         self._api = api
         self._settings = settings
         self._home = settings.namespace
         self._clock = clock
-        self._memory: InMemoryTrialStore
+        self._memory: TrialStore
         self.trials: dict[str, Kept] = {}
         self.studies: dict[str, KeptStudy] = {}
         self.births = threading.RLock()
@@ -117,12 +116,9 @@ class ClusterBacking:
         self._closed = threading.Event()
         self._flusher = threading.Thread(target=self._flush_often, name="cluster-writer", daemon=True)
 
-    def load(self, memory: InMemoryTrialStore) -> None:
+    def load(self, memory: TrialStore) -> None:
         """Load nothing: what there is comes with what the watches tell (`following`)."""
         self._memory = memory
-
-    def catch_up(self) -> None:
-        """Readers do not wait for the API server."""
 
     @contextmanager
     def changing(self, trial_ids: Sequence[str] = ()) -> Iterator[None]:
@@ -343,11 +339,11 @@ class ClusterBacking:
     def _refresh(self, trial_id: str, kept: Kept) -> None:
         if not kept.stale:
             return
-        found: list[Document] = []
+        documents_read: list[Document] = []
         with self.sending(trial_id, kept):
-            found.append(self._api.get(TRIALS, kept.namespace, kept.name))
-        if found:
-            document = found[0]
+            documents_read.append(self._api.get(TRIALS, kept.namespace, kept.name))
+        if documents_read:
+            document = documents_read[0]
             with self._noting:
                 known = documents.merged(document.get("status") or {}, kept.noted)
                 whole = {**document, "status": documents.without_nulls(known)}

@@ -16,7 +16,17 @@ from typing import Any
 from trials.errors import InvalidTrialSpec
 from trials.fields import descriptions
 from trials.kubernetes.names import GROUP, TRIAL_LABEL, VERSION, Document, camel, label_value, qualified
-from trials.record import Measurement, Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
+from trials.record import (
+    AS_THEY_ARE,
+    Measurement,
+    Outcome,
+    Reason,
+    ReplicaRecord,
+    ReplicaState,
+    Report,
+    Study,
+    TrialRecord,
+)
 from trials.spec import TrialSpec
 from trials.states import TrialState
 from trials.store.base import HistoryEntry
@@ -27,15 +37,7 @@ COMMAND_ENTRYPOINT = "tuner_bridge.in_replica.commands:run"
 
 SPEC_KEYS = {name: each.key or camel(name) for name, each in descriptions(TrialSpec)}
 """Names of a trial's fields in a resource."""
-_TERM_FIELDS = {
-    "weight": "weight",
-    "priority": "priority",
-    "yields_to": "yieldsTo",
-    "quota": "quota",
-    "goal": "goal",
-    "deadline_at": "deadlineAt",
-    "budget_slot_hours": "budgetSlotHours",
-}
+_TERM_FIELDS = {each.name: camel(each.name) for each in fields_of(StudyTerms)}
 _MEASURED = tuple(each.name for each in fields_of(Measurement) if each.name != "trial_id")
 CHANGEABLE = frozenset({"min_replicas", "max_replicas", "only_on", "max_losses"})
 """Fields that may change in a trial that is there already."""
@@ -73,30 +75,28 @@ def spec_from(document: Mapping[str, Any], number: int | None = None, *, scaled:
     ``scaled``: the trial is there already, and `kubectl scale` asks nobody whether it still makes sense; a maximum
     below the minimum means both.
     """
-    given = document.get("spec") or {}
-    known = {*SPEC_KEYS.values(), "encodedPayload", "command", "template", "queueName"}
-    unknown = set(given) - known
+    spec_document = document.get("spec") or {}
+    keys = {*SPEC_KEYS.values(), "encodedPayload", "command", "template", "queueName"}
+    unknown = set(spec_document) - keys
     if unknown:
-        raise InvalidTrialSpec(
-            f"spec.{min(unknown)} is not known; the fields of a trial are {', '.join(sorted(known))}"
-        )
-    fields: dict[str, Any] = {name: given[key] for name, key in SPEC_KEYS.items() if key in given}
-    if "encodedPayload" in given:
+        raise InvalidTrialSpec(f"spec.{min(unknown)} is not known; the fields of a trial are {', '.join(sorted(keys))}")
+    fields: dict[str, Any] = {name: spec_document[key] for name, key in SPEC_KEYS.items() if key in spec_document}
+    if "encodedPayload" in spec_document:
         try:
-            fields["payload"] = json.loads(given["encodedPayload"])
+            fields["payload"] = json.loads(spec_document["encodedPayload"])
         except ValueError as error:
             raise InvalidTrialSpec(f"spec.encodedPayload is not valid JSON: {error}") from error
     # Front ends write their payload as a text; what people write by hand nobody waits for.
-    fields.setdefault("driven", "encodedPayload" in given)
-    command = given.get("command")
+    fields.setdefault("driven", "encodedPayload" in spec_document)
+    command = spec_document.get("command")
     if command is not None:
-        if "entrypoint" in given:
+        if "entrypoint" in spec_document:
             raise InvalidTrialSpec("spec has a command and an entrypoint; it must have only one of them")
         if not isinstance(command, list) or not command or not all(isinstance(word, str) for word in command):
             raise InvalidTrialSpec(f"spec.command is {command!r:.80}; it must be a non-empty list of strings")
         fields["entrypoint"] = COMMAND_ENTRYPOINT
         fields["payload"] = {**(fields.get("payload") or {}), "command": command}
-    elif "entrypoint" not in given:
+    elif "entrypoint" not in spec_document:
         raise InvalidTrialSpec("spec has neither a command nor an entrypoint; set the one that replicas run")
     fields.setdefault("study", (document.get("metadata") or {}).get("name"))
     if fields.get("number") is None:
@@ -122,13 +122,13 @@ def trial_document(
 ) -> Document:
     """A trial that a front end submits; ``study``: the name of its study within the namespace."""
     # Empty texts stay out: not every API server tells them from null.
-    given = {SPEC_KEYS[name]: value for name, value in spec.to_json().items() if value != ""}
-    given["study"] = study
-    given["encodedPayload"] = json.dumps(given.pop("payload"))
+    spec_document = {SPEC_KEYS[name]: value for name, value in spec.to_json().items() if value != ""}
+    spec_document["study"] = study
+    spec_document["encodedPayload"] = json.dumps(spec_document.pop("payload"))
     metadata: Document = {"name": name, "namespace": namespace, "labels": dict(labels), "finalizers": []}
     if owner is not None:
         metadata["ownerReferences"] = [dict(owner)]
-    return {"apiVersion": f"{GROUP}/{VERSION}", "kind": "Trial", "metadata": metadata, "spec": given}
+    return {"apiVersion": f"{GROUP}/{VERSION}", "kind": "Trial", "metadata": metadata, "spec": spec_document}
 
 
 def record_status(record: TrialRecord) -> Document:
@@ -143,22 +143,12 @@ def record_status(record: TrialRecord) -> Document:
             "number": record.spec.number,
             "state": record.state.value,
             "submittedAt": record.submitted_at,
-            "finishedAt": record.finished_at,
-            "generation": record.generation,
             "members": list(record.members),
-            "published": record.published,
             "publishedMembers": list(record.published_members),
-            "publishedAt": record.published_at,
-            "joinEpoch": record.join_epoch,
-            "entered": record.entered,
-            "abandoned": record.abandoned,
-            "rescaledAt": record.rescaled_at,
-            "layout": record.layout,
-            "losses": record.losses,
             "outcome": None if record.outcome is None else json.dumps(asdict(record.outcome)),
             "cancelRequested": record.cancel_requested,
-            "hold": record.hold,
             "parameters": json.dumps(dict(record.parameters)) if record.parameters else None,
+            **{camel(name): getattr(record, name) for name in AS_THEY_ARE},
         },
     }
 
@@ -179,22 +169,12 @@ def record_from(document: Mapping[str, Any], trial_id: str, number: int | None =
         state=TrialState(kept["state"]),
         reason=Reason(code=status.get("reason", ""), sentence=status.get("message", "")),
         submitted_at=kept.get("submittedAt", 0.0),
-        finished_at=kept.get("finishedAt"),
-        generation=kept.get("generation", 0),
         members=tuple(kept.get("members", ())),
-        published=kept.get("published", 0),
         published_members=tuple(kept.get("publishedMembers", ())),
-        published_at=kept.get("publishedAt", 0.0),
-        join_epoch=kept.get("joinEpoch"),
-        entered=kept.get("entered", 0),
-        abandoned=kept.get("abandoned", 0),
-        rescaled_at=kept.get("rescaledAt", 0.0),
-        layout=kept.get("layout", ""),
-        losses=kept.get("losses", 0),
         outcome=None if outcome is None else Outcome(**json.loads(outcome)),
         cancel_requested=kept.get("cancelRequested"),
-        hold=kept.get("hold"),
         parameters=json.loads(kept.get("parameters") or "{}"),
+        **{name: kept[camel(name)] for name in AS_THEY_ARE if camel(name) in kept},
     )
 
 
@@ -322,14 +302,16 @@ def study_key(document: Mapping[str, Any], home: str) -> str:
 
 def study_from(document: Mapping[str, Any], *, home: str) -> Study:
     """Raises InvalidStudyTerms. Whom it yields to are studies of its own namespace."""
-    given = document.get("spec") or {}
+    spec_document = document.get("spec") or {}
     status = document.get("status") or {}
-    namespace, title = document["metadata"].get("namespace", home), given.get("title")
-    terms = StudyTerms.from_json({name: given[key] for name, key in _TERM_FIELDS.items() if key in given})
+    namespace, title = document["metadata"].get("namespace", home), spec_document.get("title")
+    terms = StudyTerms.from_json(
+        {name: spec_document[key] for name, key in _TERM_FIELDS.items() if key in spec_document}
+    )
     return Study(
         name=study_key(document, home),
         title=qualified(namespace, title, home) if title else "",
-        direction=given.get("direction", "minimize"),
+        direction=spec_document.get("direction", "minimize"),
         terms=replace(terms, yields_to=tuple(qualified(namespace, name, home) for name in terms.yields_to)),
         owner=status.get("owner"),
         owner_seen_at=status.get("ownerSeenAt"),

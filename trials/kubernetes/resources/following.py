@@ -19,7 +19,7 @@ from trials.kubernetes.resources.backing import ClusterBacking, Kept, KeptStudy
 from trials.kubernetes.settings import ClusterSettings
 from trials.record import TrialRecord
 from trials.spec import TrialSpec
-from trials.store.memory import InMemoryTrialStore
+from trials.store.memory import TrialStore
 
 GONE_SECONDS = 600.0
 
@@ -33,7 +33,7 @@ class Following:
         self,
         api: ClusterApi,
         settings: ClusterSettings,
-        memory: InMemoryTrialStore,
+        memory: TrialStore,
         resources: ClusterBacking,
         clock: Callable[[], float],
     ) -> None:
@@ -98,26 +98,29 @@ class Following:
             if objection is not None:
                 raise InvalidTrialSpec(f"spec.study: {objection}")
             number = self._free_number(study) if new else None
-            found = documents.trial_object(document, trial_id, number, home=self._settings.namespace)
-            if new and self._has_number(found.record.spec, trial_id):
+            parsed = documents.trial_object(document, trial_id, number, home=self._settings.namespace)
+            if new and self._has_number(parsed.record.spec, trial_id):
                 raise InvalidTrialSpec(
-                    f"spec.number is {found.record.spec.number}, which study {study!r} already has; leave it out"
+                    f"spec.number is {parsed.record.spec.number}, which study {study!r} already has; leave it out"
                 )
         except (InvalidTrialSpec, ValueError, KeyError, TypeError) as error:
             self._refuse(document, str(error))
             return False
         if new:
-            found = replace(found, record=replace(found.record, submitted_at=self._clock()))
-            if FINALIZER not in found.finalizers and not found.deleted:
+            parsed = replace(parsed, record=replace(parsed.record, submitted_at=self._clock()))
+            if FINALIZER not in parsed.finalizers and not parsed.deleted:
                 self._api.patch(
-                    TRIALS, found.namespace, found.name, {"metadata": {"finalizers": [*found.finalizers, FINALIZER]}}
+                    TRIALS,
+                    parsed.namespace,
+                    parsed.name,
+                    {"metadata": {"finalizers": [*parsed.finalizers, FINALIZER]}},
                 )
-                found = replace(found, finalizers=(*found.finalizers, FINALIZER))
+                parsed = replace(parsed, finalizers=(*parsed.finalizers, FINALIZER))
             self._api.patch(
-                TRIALS, found.namespace, found.name, {"status": documents.record_status(found.record)}, "status"
+                TRIALS, parsed.namespace, parsed.name, {"status": documents.record_status(parsed.record)}, "status"
             )
-        self._resources.remember(found)
-        if found.deleted and not found.record.state.is_final and found.record.cancel_requested is None:
+        self._resources.remember(parsed)
+        if parsed.deleted and not parsed.record.state.is_final and parsed.record.cancel_requested is None:
             self._memory.request_cancel(trial_id, "its resource was deleted")
         return True
 

@@ -13,10 +13,10 @@ from trials.kubernetes.client.api import ClusterApi
 from trials.kubernetes.resources.backing import ClusterBacking
 from trials.kubernetes.resources.following import Following
 from trials.kubernetes.settings import ClusterSettings, Owner
-from trials.store.memory import InMemoryTrialStore
+from trials.store.memory import TrialStore
 
 
-class KubernetesTrialStore(InMemoryTrialStore):
+class KubernetesTrialStore(TrialStore):
     """Reads everything when made; raises StoreUnavailable when the API server does not answer.
 
     ``following`` is to be told what the watches tell.

@@ -32,7 +32,7 @@ import socket
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -314,14 +314,14 @@ class ForkServer:
         # While nobody waits for a spare: the kernel takes its time for the one, and a look at all modules has the
         # system copy the pages that they lie on.
         enter_own(self._groups)
-        known, given = set(sys.modules), dict[str, str]()
+        known, given_environ = set(sys.modules), dict[str, str]()
         request = request or told(line)
         keeping = Keeping()
 
         def tell_imports() -> None:
             imported = installed_modules(beyond=known)
             known.update(imported)
-            changed = {name: value for name, value in os.environ.items() if given.get(name) != value}
+            changed = {name: value for name, value in os.environ.items() if given_environ.get(name) != value}
             say(line, {"imported": imported, "changed": changed})
 
         at_first_step(tell_imports)
@@ -329,10 +329,10 @@ class ForkServer:
             keeping.begin()
             redirect(request["log"])
             confine(request)
-            given.clear()
-            given.update(request["environ"])
+            given_environ.clear()
+            given_environ.update(request["environ"])
             os.environ.clear()
-            os.environ.update(given)
+            os.environ.update(given_environ)
             sys.argv = [request["entrypoint"]]
             reseed()
             status = run_replica(request)
@@ -443,11 +443,6 @@ class LoadedSources:
         elsewhere = (*installed, *{os.path.realpath(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib")})
         found = {os.path.realpath(path) for path in map(_file_of, list(sys.modules.values())) if path is not None}
         for path in (*installed, *(each for each in found if not each.startswith(elsewhere))):
-            self._seen.setdefault(path, _stamp(path))
-
-    def watch(self, paths: Iterable[str]) -> None:
-        """Other files that matter, such as data that was read."""
-        for path in paths:
             self._seen.setdefault(path, _stamp(path))
 
     def changed(self) -> str | None:
