@@ -156,7 +156,7 @@ _READ: dict[str, Callable[[str], Any]] = {
     "Path | None": Path,
     "tuple[int, ...]": lambda text: tuple(int(each) for each in text.split(",") if each),
 }
-"""By the annotation of a field."""
+"""Reads a field's text, by the field's annotation."""
 
 
 def emulated_profile(environ: Mapping[str, str] | None = None) -> SpeedProfile | None:

@@ -120,7 +120,7 @@ class BucketReduction:
         return round(known) == group.world_size and all_equal(total, squares, group.world_size)
 
     def _layout(self) -> str | None:
-        """Which weights lie in which bucket; None where the next forward pass changes that."""
+        """Return which weights lie in which bucket; None where the next forward pass changes that."""
         model, present = self._model, trained_weights(self._model.module)
         if present and present != self._trained:
             return None

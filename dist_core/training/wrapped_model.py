@@ -323,7 +323,7 @@ def _with_metric(agree: Callable[[float], float], args: tuple[Any, ...], kwargs:
 
 
 class MeasuredModel:
-    """What code of a user's can ask of a model that it has wrapped, whichever way."""
+    """The part of a wrapped model that code of a user's can ask, however it was wrapped."""
 
     part: WrappedModel
 

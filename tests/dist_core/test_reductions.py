@@ -15,7 +15,7 @@ from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs
 from dist_core.data.order import ElasticCursor
 from dist_core.gradients.reduce import STRATEGIES, reduction_strategy
 from dist_core.gradients.reduce.power_sgd import PowerSGD
-from dist_core.torch_private import layout_of_buckets, replace_process_group
+from dist_core.torch_private import HashStore, layout_of_buckets, replace_process_group
 from dist_core.trial.current import get_core, reset_core
 from tests.support.perceptrons import MODELS, SAMPLES, Perceptron, Points, train
 from tests.support.ranks import run_ranks
@@ -196,7 +196,7 @@ class EitherWay(nn.Module):
 
 
 def layouts_by_group() -> list[str | None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     model = EitherWay()
     wrapped = nn.parallel.DistributedDataParallel(model)
     layouts = []

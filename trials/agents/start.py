@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentOptions:
-    """How agents run replicas, as the user has it."""
+    """Options of the user's for all agents."""
 
     preload: str = "torch"
     fork_server: bool = True
