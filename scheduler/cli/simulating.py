@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import click
@@ -76,15 +77,18 @@ def simulate(
     **options: Any,
 ) -> None:
     """Run policies over a workload in virtual time, and compare them."""
-    from scheduler.simulator.command import run, run_sweep
+    from scheduler.simulator.command import ClusterOptions, run, run_sweep
 
+    cluster = ClusterOptions(**{each.name: options.pop(each.name) for each in fields(ClusterOptions)})
     if sweep is None:
         usual = ["goodput", "pollux", "tiresias"] if options["recorded"] is None else ["goodput", "fifo"]
-        run(policies=list(policy) or usual, **options)
+        run(policies=list(policy) or usual, cluster=cluster, **options)
         return
-    options |= {"nodes": options["nodes"] or 16, "slots_per_node": options["slots_per_node"] or 4}
-    options["live"] = bool(options["live"])
-    for of_workloads in ("workload", "traces", "recorded", "information", "jobs", "json_path"):
-        del options[of_workloads]
-    policies = list(policy) or ["goodput", "fair_share", "asha_static"]
-    run_sweep(sweep, policies=policies, goal=goal, slots_per_replica=slots_per_replica, **options)
+    run_sweep(
+        sweep,
+        policies=list(policy) or ["goodput", "fair_share", "asha_static"],
+        goal=goal,
+        cluster=cluster,
+        slots_per_replica=slots_per_replica,
+        **{name: options[name] for name in ("seed", "picture", "why")},
+    )

@@ -162,26 +162,18 @@ def _read(text: str) -> Any:
 @scheduler_name
 def set_terms(
     study: str,
-    weight: float | None,
-    priority: int | None,
-    yields_to: tuple[str, ...],
-    quota: int | None,
-    goal: str | None,
     deadline_in: float | None,
     budget: float | None,
     state_dir: Path | None,
     scheduler: str,
+    **others: Any,
 ) -> None:
     """Change a study's weight, priority, quota, goal or budget, also while it runs."""
     from scheduler.dashboard.lines import clock
 
     client = client_of(state_dir, scheduler)
     changes: dict[str, Any] = {
-        "weight": weight,
-        "priority": priority,
-        "yields_to": yields_to,
-        "goal": goal,
-        "quota": quota,
+        **others,
         "budget_slot_hours": budget,
         "deadline_at": None if deadline_in is None else time.time() + 60.0 * deadline_in,
     }

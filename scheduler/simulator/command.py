@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast, get_args
 
@@ -34,6 +34,36 @@ RUNGS = (0.04, 0.12, 0.34)
 DEADLINE_SECONDS = 3600.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """The simulated cluster, and its time, as a user has it; None: as usual."""
+
+    nodes: int | None = None
+    slots_per_node: int | None = None
+    live: bool | None = None
+    every: float | None = None
+    rescale_seconds: float | None = None
+
+    def or_else(self, *, nodes: int, slots_per_node: int, live: bool) -> ClusterOptions:
+        return replace(
+            self,
+            nodes=self.nodes or nodes,
+            slots_per_node=self.slots_per_node or slots_per_node,
+            live=live if self.live is None else self.live,
+        )
+
+    def settings(self) -> SimulationSettings:
+        """Published simulators' intervals, or the loop's own and its measured pauses."""
+        every, pause = (0.0, LIVE_PAUSE_SECONDS) if self.live else (60.0, 30.0)
+        return SimulationSettings(
+            nodes=self.nodes or 16,
+            slots_per_node=self.slots_per_node or 4,
+            decide_every_seconds=every if self.every is None else self.every,
+            rescale_seconds=pause if self.rescale_seconds is None else self.rescale_seconds,
+            timing=LIVE if self.live else None,
+        )
+
+
 @contextmanager
 def _quiet_loop() -> Iterator[None]:
     """Silence the loop's log, which would tell of each of thousands of trials."""
@@ -53,11 +83,7 @@ def run(
     *,
     recorded: Path | None,
     policies: list[str],
-    nodes: int | None,
-    slots_per_node: int | None,
-    live: bool | None,
-    every: float | None,
-    rescale_seconds: float | None,
+    cluster: ClusterOptions,
     information: str,
     jobs: int,
     seed: int,
@@ -67,7 +93,7 @@ def run(
 ) -> None:
     """Raises InvalidWorkload and ValueError with one message for whatever cannot be used.
 
-    What is None is as it was recorded, and else the settings of published simulators.
+    What ``cluster`` leaves open is as it was recorded, and else as published simulators have it.
     """
     if information not in get_args(Information):
         raise ValueError(f"information is {information!r}; choose one of {', '.join(get_args(Information))}")
@@ -76,9 +102,9 @@ def run(
     if recorded is not None and workload is not None:
         raise ValueError("a workload file and --recorded were given; leave one out")
     recording = None if recorded is None else read_recorded(recorded)
-    usual = (16, 4) if recording is None else (recording.ran.nodes, recording.ran.slots_per_node)
-    live = recording is not None if live is None else live
-    settings = _settings(nodes or usual[0], slots_per_node or usual[1], every, rescale_seconds, live=live)
+    if recording is not None:
+        cluster = cluster.or_else(nodes=recording.ran.nodes, slots_per_node=recording.ran.slots_per_node, live=True)
+    settings = cluster.settings()
     world: Callable[[Sequence[Submission], Policy, SimulationSettings], World] = World
     if recording is not None:
         submissions, ran = recording.submissions, recording.ran
@@ -86,8 +112,8 @@ def run(
             console.print(f"{recording.skipped} trials without measurements are left out")
         # As one line, which the page looks for.
         console.print(recording.ran.sentence, highlight=False, soft_wrap=True)
-        if live:
-            pause = recording.pause_seconds if rescale_seconds is None else rescale_seconds
+        if cluster.live:
+            pause = recording.pause_seconds if cluster.rescale_seconds is None else cluster.rescale_seconds
             settings = replace(settings, timing=recording.timing, rescale_seconds=pause)
 
         def world(jobs: Sequence[Submission], policy: Policy, settings: SimulationSettings) -> World:
@@ -123,11 +149,7 @@ def run_sweep(
     *,
     policies: list[str],
     goal: str,
-    nodes: int,
-    slots_per_node: int,
-    live: bool,
-    every: float | None,
-    rescale_seconds: float | None,
+    cluster: ClusterOptions,
     seed: int,
     picture: Path | None,
     why: str | None = None,
@@ -135,7 +157,7 @@ def run_sweep(
 ) -> None:
     """A sweep of modelled trials under each policy; raises ValueError for a name that does not exist."""
     terms = StudyTerms(goal=cast("Goal", goal), deadline_at=DEADLINE_SECONDS if goal == "deadline" else None)
-    settings = _settings(nodes, slots_per_node, every, rescale_seconds, live=live)
+    settings = cluster.settings()
     curves = learning_curves(configurations, SMALL.epochs, seed=seed)
     console = Console()
     results = []
@@ -146,7 +168,7 @@ def run_sweep(
             sweep = SweepSettings(
                 max_replicas=1 if static else 8,
                 slots_per_replica=slots_per_replica,
-                at_a_time=max(1, nodes * slots_per_node // slots_per_replica),
+                at_a_time=max(1, settings.nodes * settings.slots_per_node // slots_per_replica),
                 rungs=tuple(max(1, round(part * SMALL.epochs)) for part in RUNGS),
                 goal=terms.goal,
                 deadline_seconds=terms.deadline_at,
@@ -158,20 +180,6 @@ def run_sweep(
         from scheduler.simulator.picture import draw_sweeps
 
         draw_sweeps(results, picture)
-
-
-def _settings(
-    nodes: int, slots_per_node: int, every: float | None, rescale_seconds: float | None, *, live: bool
-) -> SimulationSettings:
-    """Return the settings with published simulators' intervals, or with the loop's own and its measured pauses."""
-    usual = (0.0, LIVE_PAUSE_SECONDS) if live else (60.0, 30.0)
-    return SimulationSettings(
-        nodes=nodes,
-        slots_per_node=slots_per_node,
-        decide_every_seconds=usual[0] if every is None else every,
-        rescale_seconds=usual[1] if rescale_seconds is None else rescale_seconds,
-        timing=LIVE if live else None,
-    )
 
 
 def _with_fewest_slots(found: Recorded, simulated: SimulationResult) -> str:

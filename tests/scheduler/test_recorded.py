@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,6 +83,19 @@ def test_the_command_reads_it(state: Path, tmp_path: Path) -> None:
     assert (tmp_path / "slots.png").read_bytes().startswith(b"\x89PNG")
     assert "1 trials without measurements are left out" in done.output
     assert "3 jobs" in done.output
+
+
+def test_it_says_how_the_best_trial_would_have_ended_with_the_fewest_slots(sweep: Path) -> None:
+    store = sql_store(f"sqlite:///{sweep / DATABASE}")
+    failed = store.submit(TrialSpec(study="s", number=3, entrypoint="a:b"), 1030.1)
+    store.put_hints(failed.trial_id, hints(EPOCH).to_json())
+    store.save_trial(replace(failed, state=TrialState.FAILED, finished_at=1050.0))
+    store.set_outcome(failed.trial_id, Outcome(kind="error", value={"an": "error"}))
+    store.close()
+    done = CliRunner().invoke(command_line, ["simulate", "--recorded", str(sweep)])
+    assert done.exit_code == 0, done.output
+    sentence = done.output.rpartition("with the fewest slots for each trial: ")[2]
+    assert re.fullmatch(r"\d+ s; s/2, the best, ends after \d+ s, and ended after 30 s\n", sentence)
 
 
 EPOCH = 6400.0
