@@ -31,8 +31,13 @@ def all_equal(total: float, squares: float, world_size: int) -> bool:
 
 
 def vote_for(number: int | None) -> tuple[float, float, float]:
-    """Return a replica's part of a step's sums: the generation that it has prepared, if any."""
+    """Return a replica's part of the sums that ``all_vote_alike`` reads; None: it has nothing to vote for."""
     return (0.0, 0.0, 0.0) if number is None else (1.0, float(number), float(number) ** 2)
+
+
+def all_vote_alike(count: float, total: float, squares: float, world_size: int) -> bool:
+    """Tell whether all replicas have voted, and for one number, from the sums of what ``vote_for`` returned."""
+    return round(count) == world_size and all_equal(total, squares, world_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +82,7 @@ def decide_switch(
     """
     if pending is not None and pending.join_epoch is not None and epoch > pending.join_epoch:
         return Decision.ABANDON
-    agreed = round(count) == world_size and world_size * squares == total * total
+    agreed = all_vote_alike(count, total, squares, world_size)
     if not agreed or pending is None or total != world_size * pending.number:
         return Decision.STAY
     if pending.join_epoch is not None and epoch < pending.join_epoch:

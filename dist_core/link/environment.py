@@ -83,12 +83,12 @@ class ReplicaEnvironment:
 
     def to_environ(self) -> dict[str, str]:
         """The variables a launcher sets for this replica."""
-        values = {each: getattr(self, each.name) for each in fields(self)}
-        return {
-            _variable(each.name): _text(value)
-            for each, value in values.items()
-            if each.name not in _LEFT_OUT or value != ("" if each.default is MISSING else each.default)
-        }
+        environ = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name not in _LEFT_OUT or value != ("" if each.default is MISSING else each.default):
+                environ[_variable(each.name)] = _text(value)
+        return environ
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> ReplicaEnvironment | None:

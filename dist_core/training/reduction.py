@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dist_core.device import Device
 from dist_core.errors import BatchLeftOut, PeerLost
-from dist_core.generations.decision import all_equal, short_checksum
+from dist_core.generations.decision import all_vote_alike, short_checksum, vote_for
 from dist_core.generations.group_needs import GroupNeeds, carrier_for
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.gradients.bucket_reducer import BucketReducer
@@ -77,9 +77,10 @@ class BucketReduction:
         if self._measurements.preconditioner is not None:
             self.group.norm_of = self._measurements.preconditioner.squared_norm
         # Another group lays them out anew, after its first step.
-        layout = self._layout()
+        compares = group.world_size > 1 and not is_first
+        layout = self._layout() if compares else None
         replace_process_group(self._model, self.group)
-        if group.world_size > 1 and not is_first and not self._lie_alike(group, layout):
+        if compares and not self._lie_alike(group, layout):
             self._lay_out_anew(group)
         self._choice.enter(group, self._model, self.group)
 
@@ -110,14 +111,13 @@ class BucketReduction:
         They do not where a joiner's passes on its own went another way through the model than rank 0's, or left out
         every batch.
         """
-        checksum = 0.0 if layout is None else float(short_checksum(layout.encode()))
+        vote = vote_for(None if layout is None else short_checksum(layout.encode()))
         try:
-            votes = group.sum_of(float(layout is not None), checksum, checksum**2, what="gradient buckets")
+            count, total, squares = group.sum_of(*vote, what="gradient buckets")
         except PeerLost as error:
             self._core.generation.mark_broken(str(error))
             return True
-        known, total, squares = votes
-        return round(known) == group.world_size and all_equal(total, squares, group.world_size)
+        return all_vote_alike(count, total, squares, group.world_size)
 
     def _layout(self) -> str | None:
         """Return which weights lie in which bucket; None where the next forward pass changes that."""

@@ -6,6 +6,7 @@ A voter puts a number in and its square; they are alike where the sums over the 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from dist_core.errors import InvalidTraining
@@ -26,7 +27,27 @@ _PLACES = (
 )
 
 
-class SameOrder(Voter):
+class SameNumber(Voter, ABC):
+    """Each replica puts in one number, and its square; training ends where the replicas' numbers differ."""
+
+    @abstractmethod
+    def number(self) -> int: ...
+
+    @abstractmethod
+    def refusal(self, total: float, world_size: int) -> str:
+        """Say what differs, and what to do; ``total``: sum of the replicas' numbers."""
+
+    def put(self) -> Sequence[float]:
+        number = float(self.number())
+        return number, number**2
+
+    def take(self, agreed: Sequence[float], world_size: int) -> None:
+        total, squares = agreed
+        if not all_equal(total, squares, world_size):
+            raise InvalidTraining(self.refusal(total, world_size))
+
+
+class SameOrder(SameNumber):
     """Replicas stand at one place of the data, and go through it in one order."""
 
     name = "order"
@@ -34,23 +55,20 @@ class SameOrder(Voter):
     def __init__(self, pacing: Pacing) -> None:
         self._pacing = pacing
 
-    def put(self) -> Sequence[float]:
-        order = float(self._pacing.order_fingerprint)
-        return order, order**2
+    def number(self) -> int:
+        return self._pacing.order_fingerprint
 
-    def take(self, agreed: Sequence[float], world_size: int) -> None:
-        if all_equal(agreed[0], agreed[1], world_size):
-            return
+    def refusal(self, total: float, world_size: int) -> str:
         loader = self._pacing.loader
         if loader is not None and loader.reads_a_stream:
-            raise InvalidTraining(
+            return (
                 "the replicas read different samples from the iterable dataset, but each replica trains its part of "
                 "one common batch: samples would be trained twice or never. Either the dataset gives each process "
                 "its own part (torch.distributed.get_rank(), RANK, split_dataset_by_node): remove that, because "
                 "AdaptiveDataLoader divides every batch. Or it draws random numbers from something other than the "
                 "global generators of torch, NumPy and Python, which are seeded alike while it is read"
             )
-        raise InvalidTraining(
+        return (
             "the replicas are at different places in the data, so that samples would be trained twice or never. "
             "Either the sampler draws a different order on each replica: let it draw from the global generator of "
             "torch, NumPy or Python, or from a torch.Generator in its attribute `generator`, which are all seeded "
@@ -95,7 +113,7 @@ def _others(agreed: Sequence[float]) -> str:
     return f"{steps}, {behind:.0f} past the loops" + (f" (of epoch {behind_epochs / behind:.0f})" if behind else "")
 
 
-class SameUpdates(Voter):
+class SameUpdates(SameNumber):
     """Replicas have made as many updates in the step before."""
 
     name = "updates"
@@ -104,23 +122,22 @@ class SameUpdates(Voter):
         self._record = record
         self._put = 0
 
-    def put(self) -> Sequence[float]:
+    def number(self) -> int:
         self._put = self._record.updates_of_last
-        return float(self._put), float(self._put) ** 2
+        return self._put
 
-    def take(self, agreed: Sequence[float], world_size: int) -> None:
-        if not all_equal(agreed[0], agreed[1], world_size):
-            raise InvalidTraining(
-                f"this replica's optimizers and schedules made {self._put} updates in the last step, "
-                f"and those of all {world_size} replicas {agreed[0]:.0f}, which is not as many on each. The "
-                "training loop skips optimizer.step() after backward() for what it finds in a batch, of which each "
-                "replica sees its own part, or by a count of its own, which a replica that joined later may have begun "
-                "anew. Skip the batch before backward(): then all replicas leave it out. Or decide by what all "
-                "replicas share, such as a sum by torch.distributed.all_reduce(), and hold counts in dist_core.keep()"
-            )
+    def refusal(self, total: float, world_size: int) -> str:
+        return (
+            f"this replica's optimizers and schedules made {self._put} updates in the last step, "
+            f"and those of all {world_size} replicas {total:.0f}, which is not as many on each. The "
+            "training loop skips optimizer.step() after backward() for what it finds in a batch, of which each "
+            "replica sees its own part, or by a count of its own, which a replica that joined later may have begun "
+            "anew. Skip the batch before backward(): then all replicas leave it out. Or decide by what all "
+            "replicas share, such as a sum by torch.distributed.all_reduce(), and hold counts in dist_core.keep()"
+        )
 
 
-class SameRates(Voter):
+class SameRates(SameNumber):
     """Replicas train at one learning rate."""
 
     name = "rates"
@@ -128,17 +145,15 @@ class SameRates(Voter):
     def __init__(self, models: Models) -> None:
         self._models = models
 
-    def put(self) -> Sequence[float]:
-        rates = float(fingerprint(self._models.rates))
-        return rates, rates**2
+    def number(self) -> int:
+        return fingerprint(self._models.rates)
 
-    def take(self, agreed: Sequence[float], world_size: int) -> None:
-        if not all_equal(agreed[0], agreed[1], world_size):
-            raise InvalidTraining(
-                "the learning rates differ between the replicas. They are set from a value that only one replica "
-                "knows, such as its own part of a metric: sum it with an Accumulator first, or use a schedule of "
-                "torch, for which the replicas agree on one metric"
-            )
+    def refusal(self, total: float, world_size: int) -> str:
+        return (
+            "the learning rates differ between the replicas. They are set from a value that only one replica "
+            "knows, such as its own part of a metric: sum it with an Accumulator first, or use a schedule of "
+            "torch, for which the replicas agree on one metric"
+        )
 
 
 class SameCode:
