@@ -76,8 +76,8 @@ class BucketReduction:
         self.group.passive = group.world_size == 1
         if self._measurements.preconditioner is not None:
             self.group.norm_of = self._measurements.preconditioner.squared_norm
-        # Another group lays them out anew, after its first step.
-        compares = group.world_size > 1 and not is_first
+        # Another group lays them out anew, after its first step. Ranks of torchrun begin together, with fresh buckets.
+        compares = group.world_size > 1 and not is_first and bool(self._core.generation.members)
         layout = self._layout() if compares else None
         replace_process_group(self._model, self.group)
         if compares and not self._lie_alike(group, layout):
