@@ -19,6 +19,12 @@ class TrainingBatches:
         self.loader = loader
         self.batch_size = batch
 
+    def __getattr__(self, name: str) -> Any:
+        """Return what torch's loader has beside, such as ``sampler``."""
+        if name == "loader":
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
     def __len__(self) -> int:
         samples = self.loader.source.num_samples
         if samples is None:

@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -133,16 +134,15 @@ class ElasticStrategy(SingleDeviceStrategy):
         schedules = [each.scheduler for each in self.lr_scheduler_configs]
         options: dict[str, Any] = {"noise_every": SPARSE_EVERY} if self._batch == "fixed" else {}
         options.update(self._options)
-        parts = trained_parts(self.lightning_module, self.optimizers)
         self._wrapped = [
             AdaptiveDataParallel(
                 part,
-                optimizer,
-                [each for each in schedules if getattr(each, "optimizer", optimizer) is optimizer] or None,
+                optimizers,
+                [each for each in schedules if getattr(each, "optimizer", optimizers[0]) in optimizers] or None,
                 getattr(self.precision_plugin, "scaler", None),
                 **options,
             )
-            for part, optimizer in zip(parts, self.optimizers, strict=True)
+            for part, optimizers in trained_parts(self.lightning_module, self.optimizers)
         ]
         trainer.fit_loop.setup_data()
         if trainer.fit_loop._combined_loader is not None:
@@ -164,8 +164,7 @@ class ElasticStrategy(SingleDeviceStrategy):
                 f"fit was given a {type(dataloader).__name__} to train on; it needs a torch.utils.data.DataLoader, "
                 "whose samples the replicas share"
             )
-        seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
-        loader = elastic_like(dataloader, AdaptiveDataLoader, whom="fit", processes=processes, passes=passes, seed=seed)
+        loader = elastic_like(dataloader, AdaptiveDataLoader, whom="fit", processes=processes, passes=passes)
         use_batch_word(loader, self._batch)
         return TrainingBatches(loader, loader.batch_size // passes)
 
@@ -303,7 +302,7 @@ def _monitored(trainer: Any, names: set[str]) -> str | None:
 
 
 class Trained(nn.Module):
-    """The whole module, or, where several optimizers train parts of it, one part, with tensors by their names."""
+    """The whole module, or, where optimizers train parts of it, one part, with tensors by their names."""
 
     def __init__(self, module: nn.Module | None = None) -> None:
         super().__init__()
@@ -313,23 +312,36 @@ class Trained(nn.Module):
         return loss
 
 
-def trained_parts(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> list[Trained]:
-    """One for each optimizer: all that no later one trains is in the first."""
-    if len(optimizers) == 1:
-        return [Trained(module)]
-    owner = {
-        id(parameter): index
-        for index, optimizer in reversed(list(enumerate(optimizers)))
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
-    parts = [Trained() for _ in optimizers]
+def trained_parts(
+    module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+) -> list[tuple[Trained, list[torch.optim.Optimizer]]]:
+    """Return the parts of the module and what trains each; optimizers with a weight in common train one part.
+
+    All that no optimizer trains is in the first part.
+    """
+    groups = _with_common_weights(optimizers)
+    if len(groups) == 1:
+        return [(Trained(module), groups[0])]
+    owner = {weight: index for index, group in enumerate(groups) for each in group for weight in _weights_of(each)}
+    parts = [Trained() for _ in groups]
     for name, parameter in module.named_parameters():
         parts[owner.get(id(parameter), 0)].register_parameter(name.replace(".", "-"), parameter)
     kept = set(module.state_dict())
     for name, buffer in module.named_buffers():
         parts[0].register_buffer(name.replace(".", "-"), buffer, persistent=name in kept)
-    return parts
+    return list(zip(parts, groups, strict=True))
+
+
+def _with_common_weights(optimizers: Sequence[torch.optim.Optimizer]) -> list[list[torch.optim.Optimizer]]:
+    groups: list[list[torch.optim.Optimizer]] = []
+    for optimizer in optimizers:
+        shared = [group for group in groups if any(_weights_of(each) & _weights_of(optimizer) for each in group)]
+        groups = [group for group in groups if group not in shared] + [[*chain(*shared), optimizer]]
+    return sorted(groups, key=lambda group: optimizers.index(group[0]))
+
+
+def _weights_of(optimizer: torch.optim.Optimizer) -> set[int]:
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def reached(loss: torch.Tensor) -> set[int]:

@@ -29,12 +29,19 @@ def elastic_like(
 
     Raises InvalidTraining for a loader whose batches somebody else cuts; ``whom`` it was given to.
     """
+    if type(theirs).__iter__ is not DataLoader.__iter__:
+        raise InvalidTraining(
+            f"{whom} was given a {type(theirs).__name__}, whose __iter__ is its own; the trial forms the batches "
+            "itself, because replicas share them, and would pass that over. Give a torch.utils.data.DataLoader, and do "
+            "in its dataset or its collate_fn what the class does"
+        )
     if theirs.batch_size is None:
         raise InvalidTraining(
             f"{whom} was given a DataLoader with a batch_sampler, but the trial forms the batches itself, because "
             "replicas share them. Give batch_size, and a sampler that yields single indices"
         )
     taken = {name: getattr(theirs, name) for name in _TAKEN_OVER}
+    taken["generator"] = theirs.generator or getattr(_innermost(theirs), "generator", None)
     if theirs.num_workers:
         taken["prefetch_factor"] = theirs.prefetch_factor
     batch = theirs.batch_size * processes
@@ -56,9 +63,16 @@ def is_stream(theirs: Any) -> bool:
 def order_of(theirs: Any) -> dict[str, Any]:
     """Arguments by which our loader goes through the samples as this one does; those of a stream have their own."""
     sampler = _innermost(theirs)
-    if is_stream(theirs) or isinstance(sampler, SequentialSampler):
+    if is_stream(theirs) or type(sampler) is SequentialSampler:
         return {}
-    return {"shuffle": True} if isinstance(sampler, RandomSampler) else {"sampler": sampler}
+    return {"shuffle": True} if _is_a_shuffle(sampler) else {"sampler": sampler}
+
+
+def _is_a_shuffle(sampler: Any) -> bool:
+    """Tell whether this is what ``shuffle=True`` makes, or a library's equivalent: each sample once, in any order."""
+    if not isinstance(sampler, RandomSampler) or sampler.replacement or sampler._num_samples is not None:
+        return False
+    return type(sampler).__module__.partition(".")[0] in ("torch", "accelerate")
 
 
 def _innermost(theirs: Any) -> Any:

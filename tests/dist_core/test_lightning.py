@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader
 
 from tests.support.habits import GROWN, PAIR, RESCALED, Kit, as_trial, examples, in_plain_pytorch, with_a_loss
 from tests.support.project import ROOT
@@ -62,6 +63,14 @@ def test_a_lost_replica_changes_no_number(habit: Any, place: str) -> None:
     for found in (survivors[0], survivors[2]):
         equal(found, expected)
     equally_logged(survivors[0], expected)
+
+
+@pytest.mark.parametrize("replicas", [1, GROWN, RESCALED])
+def test_two_optimizers_of_the_same_weights_train_them_in_turns(replicas: int) -> None:
+    expected = in_plain_pytorch(written.in_turns)
+    for found in as_trial(written.in_turns, replicas):
+        if found is not None:
+            equal(found, expected)
 
 
 @pytest.mark.parametrize("replicas", [PAIR, GROWN])
@@ -161,9 +170,14 @@ def test_trainers_of_its_other_package_are_served_as_well(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
 
 
+class OwnLoader(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        return reversed(list(super().__iter__()))
+
+
 def test_what_cannot_be_trained_is_refused_in_one_sentence(tmp_path: Path) -> None:
     from lightning.pytorch import callbacks
-    from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+    from torch.utils.data import BatchSampler, SequentialSampler
 
     from dist_core.errors import InvalidTraining
     from dist_core.lightning import ElasticStrategy
@@ -178,6 +192,7 @@ def test_what_cannot_be_trained_is_refused_in_one_sentence(tmp_path: Path) -> No
         (batches, {}, "the trial forms the batches itself"),
         ([one, one], {}, "an elastic trial trains on one"),
         (list(data), {}, "it needs a torch.utils.data.DataLoader"),
+        (OwnLoader(data, 8), {}, "whose __iter__ is its own"),
         (one, {"callbacks": [callbacks.GradientAccumulationScheduler({0: 2})]}, "let the batch size grow"),
         (one, {"callbacks": [callbacks.EMAWeightAveraging()]}, "is not sent to replicas that join"),
         (one, {"callbacks": [callbacks.StochasticWeightAveraging(0.1)]}, "its average is not sent"),

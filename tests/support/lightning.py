@@ -100,6 +100,27 @@ class Adversaries(pl.LightningModule):
         )
 
 
+class InTurns(Regression):
+    """Two optimizers of the same weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        optimizers: Any = self.optimizers()
+        optimizer = optimizers[index % 2]
+        loss = nn.functional.mse_loss(self.net(batch[0]), batch[1])
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=0.01), torch.optim.SGD(self.parameters(), lr=0.05)
+
+
 class Streamed(IterableDataset[Any]):
     def __iter__(self) -> Any:
         return iter(examples())
@@ -185,6 +206,14 @@ def by_hand(kit: Kit) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         trainer, recorded = trainer_of(kit, folder, enable_checkpointing=False)
         module = Adversaries()
+        trainer.fit(module, a_loader(examples()))
+        return told(trainer, recorded, module)
+
+
+def in_turns(kit: Kit) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        trainer, recorded = trainer_of(kit, folder, enable_checkpointing=False)
+        module = InTurns()
         trainer.fit(module, a_loader(examples()))
         return told(trainer, recorded, module)
 
