@@ -6,17 +6,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
+from dist_core.errors import InvalidTraining
 from dist_core.training.loader import AdaptiveDataLoader
-from dist_core.training.others_loader import is_stream, order_of
+from dist_core.training.others_loader import InPlaceOfLoader, is_stream, order_of
 
 
-class TrainingPass:
+class TrainingPass(InPlaceOfLoader):
     """Training data for the trainer: as many microbatches an epoch as one process would have."""
 
     def __init__(self, loader: AdaptiveDataLoader, batches: int | None) -> None:
-        self.dataset = loader.dataset
-        self.loader = loader
+        super().__init__(loader)
         self._batches = batches
 
     def __len__(self) -> int:
@@ -28,12 +29,28 @@ class TrainingPass:
         return iter(self.loader)
 
 
+def refuse_another_loader(theirs: Any, batch: int) -> None:
+    """Raises InvalidTraining for a training loader whose batches are not what the trainer's arguments say."""
+    if not isinstance(theirs, DataLoader):
+        raise InvalidTraining(
+            f"get_train_dataloader() returned a {type(theirs).__name__}; replicas share each batch, so it has to "
+            "return a torch.utils.data.DataLoader. Join datasets with torch.utils.data.ConcatDataset, and define the "
+            "method in the class that elastic() is given"
+        )
+    cut = getattr(theirs.batch_sampler, "batch_size", theirs.batch_size)
+    if cut is not None and cut != batch:
+        raise InvalidTraining(
+            f"get_train_dataloader() returned batches of {cut} samples, but per_device_train_batch_size is {batch}, "
+            "by which steps are counted and shared. Set both to one number"
+        )
+
+
 def loader_like(
-    theirs: Any, args: Any, batch: int, *, shuffle: bool, drop_last: bool = False, most: int | None = None
+    theirs: Any, args: Any, batch: int, *, shuffles: bool, drop_last: bool = False, most: int | None = None
 ) -> AdaptiveDataLoader:
     """Over the same samples as ``theirs``, a loader that the trainer has made; ``args``: its TrainingArguments.
 
-    ``most``: examples of one pass. ``shuffle``: whether the order is the trainer's, and not that of the dataset.
+    ``most``: examples of one pass. ``shuffles``: whether the trainer may have the samples in an order at random.
     """
     options = {
         "collate_fn": theirs.collate_fn,
@@ -46,7 +63,9 @@ def loader_like(
     if is_stream(theirs):
         length = args.max_steps * batch if args.max_steps > 0 else None
         return AdaptiveDataLoader(theirs.dataset, batch, epoch_size=length, max_local_bsz=most, **options)
-    order = order_of(theirs) if shuffle else {}
+    order = order_of(theirs)
+    if not shuffles:
+        order.pop("shuffle", None)
     seed = args.seed if args.data_seed is None else args.data_seed
     return AdaptiveDataLoader(
         theirs.dataset, batch, **order, seed=seed, drop_last=drop_last, max_local_bsz=most, **options

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.data import DataLoader
 
 from dist_core.errors import InvalidTraining
 from dist_core.generations.process_groups import ReplicaGroup
@@ -35,39 +36,57 @@ class SharedEvaluationMixin:
     def get_test_dataloader(self, *arguments: Any, **options: Any) -> Any:
         return self._shared(cast("Any", super()).get_test_dataloader(*arguments, **options))
 
-    def _shared(self, theirs: Any) -> EvaluationPass:
-        loader = loader_like(theirs, self._me.args, self._me.args.eval_batch_size * self._processes, shuffle=False)
+    def _shared(self, theirs: Any) -> Any:
+        """Return what each replica computes its share of; each goes through a loader of another kind by itself."""
+        if not isinstance(theirs, DataLoader):
+            return theirs
+        loader = loader_like(theirs, self._me.args, self._me.args.eval_batch_size * self._processes, shuffles=False)
         return EvaluationPass(loader, self._core)
 
     def evaluation_loop(self, dataloader: Any, description: str, *arguments: Any, **options: Any) -> Any:
         me = self._me
-        run = cast("Any", super()).evaluation_loop
-        if not (isinstance(dataloader, EvaluationPass) and dataloader.is_shared):
-            return run(dataloader, description, *arguments, **options)
+        if not isinstance(dataloader, EvaluationPass):
+            return cast("Any", super()).evaluation_loop(dataloader, description, *arguments, **options)
+        gathered = GatheredRows(self._core)
+        prefix = options.get("metric_key_prefix", arguments[2] if len(arguments) > 2 else "eval")
+        if not dataloader.is_shared:
+            output, total, count = self._with_losses(dataloader, description, *arguments, **options)
+            if count and f"{prefix}_loss" in output.metrics:
+                output.metrics[f"{prefix}_loss"] = total / count
+            return output
         if not me.args.eval_do_concat_batches or me.args.batch_eval_metrics:
             raise InvalidTraining(
                 "TrainingArguments has batch_eval_metrics=True or eval_do_concat_batches=False; replicas share an "
                 "evaluation, whose metrics are computed once all predictions are there. Leave them out"
             )
-        gathered = GatheredRows(self._core)
-        whole = me.compute_metrics
-        if whole is not None:
-            me.compute_metrics = lambda prediction: whole(_gathered_prediction(prediction, gathered))
-        self._losses = []
+        compute_metrics = me.compute_metrics
+        if compute_metrics is not None:
+            me.compute_metrics = lambda prediction: compute_metrics(_gathered_prediction(prediction, gathered))
         try:
-            output = run(dataloader, description, *arguments, **options)
+            output, total, count = self._with_losses(dataloader, description, *arguments, **options)
         finally:
-            me.compute_metrics, losses, self._losses = whole, self._losses, None
-        prefix = options.get("metric_key_prefix", arguments[2] if len(arguments) > 2 else "eval")
-        assert losses is not None
-        kept = [(loss, size) for loss, size in losses if math.isfinite(loss) or not me.args.logging_nan_inf_filter]
-        mean = gathered.mean(sum(loss * size for loss, size in kept), sum(size for _, size in kept))
+            me.compute_metrics = compute_metrics
+        mean = gathered.mean(total, count)
         if f"{prefix}_loss" in output.metrics and mean is not None:
             output.metrics[f"{prefix}_loss"] = mean
         if description == "Prediction":
             predictions, labels = gathered.rows((output.predictions, output.label_ids))
             output = output._replace(predictions=predictions, label_ids=labels)
         return output
+
+    def _with_losses(self, *arguments: Any, **options: Any) -> tuple[Any, float, int]:
+        """Run the trainer's own loop; return what it returns, the samples' losses in sum, and how many there were.
+
+        The trainer weighs a last, smaller batch as if it were a full one.
+        """
+        self._losses = []
+        try:
+            output = cast("Any", super()).evaluation_loop(*arguments, **options)
+        finally:
+            losses, self._losses = self._losses, None
+        filters = self._me.args.logging_nan_inf_filter
+        counted = [(loss, size) for loss, size in losses if math.isfinite(loss) or not filters]
+        return output, sum(loss * size for loss, size in counted), sum(size for _, size in counted)
 
     def prediction_step(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
         found = cast("Any", super()).prediction_step(model, inputs, *arguments, **options)

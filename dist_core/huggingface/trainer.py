@@ -21,7 +21,7 @@ from dist_core.errors import InvalidTraining
 from dist_core.gradients.noise.estimator import SPARSE_EVERY
 from dist_core.huggingface.alone import appear_alone, processes_started, reducer_options
 from dist_core.huggingface.carried import CarriedState
-from dist_core.huggingface.data import TrainingPass, loader_like
+from dist_core.huggingface.data import TrainingPass, loader_like, refuse_another_loader
 from dist_core.huggingface.shared_evaluation import SharedEvaluationMixin
 from dist_core.training.accumulator import Accumulator
 from dist_core.training.api import remaining_epochs_until
@@ -100,12 +100,13 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
     def get_train_dataloader(self) -> Any:
         theirs = cast("Any", super()).get_train_dataloader()
         args, most = self._me.args, self._me.args.per_device_train_batch_size
+        refuse_another_loader(theirs, most)
         accumulates = args.gradient_accumulation_steps > 1
         loader = loader_like(
             theirs,
             args,
             self._total_batch,
-            shuffle=True,
+            shuffles=True,
             drop_last=args.dataloader_drop_last,
             most=most if accumulates else None,
         )
@@ -196,6 +197,8 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
         return self._prepared
 
     def set_initial_training_values(self, args: Any, dataloader: Any, *others: Any) -> Any:
+        if not isinstance(dataloader, TrainingPass):
+            refuse_another_loader(dataloader, self._me.args.per_device_train_batch_size)
         self._training = dataloader
         return cast("Any", super()).set_initial_training_values(args, dataloader, *others)
 

@@ -9,21 +9,15 @@ from torch.utils._pytree import tree_unflatten
 
 from dist_core.lightning.package import _DataFetcher
 from dist_core.training.loader import AdaptiveDataLoader
+from dist_core.training.others_loader import InPlaceOfLoader
 
 
-class TrainingBatches:
+class TrainingBatches(InPlaceOfLoader):
     """Training loader for the trainer: as many batches an epoch as one process would have."""
 
     def __init__(self, loader: AdaptiveDataLoader, batch: int) -> None:
-        self.dataset = loader.dataset
-        self.loader = loader
+        super().__init__(loader)
         self.batch_size = batch
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what torch's loader has beside, such as ``sampler``."""
-        if name == "loader":
-            raise AttributeError(name)
-        return getattr(self.loader, name)
 
     def __len__(self) -> int:
         samples = self.loader.source.num_samples

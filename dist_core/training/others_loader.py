@@ -56,6 +56,18 @@ def elastic_like(
     )
 
 
+class InPlaceOfLoader:
+    """Base of what a trainer gets in place of torch's loader; what it has not itself is that of the elastic one."""
+
+    def __init__(self, loader: AdaptiveDataLoader) -> None:
+        self.loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "loader":
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+
 def is_stream(theirs: Any) -> bool:
     return isinstance(theirs.dataset, IterableDataset)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from tests.support.habits import GROWN, PAIR, RESCALED, Kit, as_trial, in_plain_pytorch, weights_of, with_a_loss
 from tests.support.hugging_face import Tokens, accuracy, arguments, classifier, told
@@ -119,6 +120,70 @@ def test_a_lost_replica_changes_no_number(habit: Any, place: str) -> None:
 
 
 HALF = {"max_steps": 11, "save_strategy": "steps", "save_steps": 6, "logging_steps": 1}
+
+
+class Streamed(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        samples = Tokens(41, seed=1)
+        return (samples[index] for index in range(len(samples)))
+
+
+def own_evaluations(kit: Kit) -> list[float]:
+    """A trainer whose evaluations see some of the samples; and one over a stream, whose last batch is a small one."""
+
+    class Chosen(transformers_trainer()):  # type: ignore[misc]  # known at run time
+        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+            if eval_dataset is not None:
+                return super().get_eval_dataloader(eval_dataset)
+            return DataLoader(Tokens(41, seed=1), 4, sampler=range(3, 35, 2))
+
+    with tempfile.TemporaryDirectory() as folder:
+        kind = elastic_kind(Chosen) if kit.elastic else Chosen
+        trainer = kind(classifier(), arguments(folder), train_dataset=Tokens(96), compute_metrics=accuracy)
+        trainer.train()
+        some, all_of_it = trainer.evaluate(), trainer.evaluate(Streamed())
+        return [*(each[name] for each in (some, all_of_it) for name in ("eval_loss", "eval_accuracy"))]
+
+
+def transformers_trainer() -> Any:
+    import transformers
+
+    return transformers.Trainer
+
+
+def elastic_kind(kind: Any) -> Any:
+    from dist_core.huggingface import elastic
+
+    return elastic(kind)
+
+
+@pytest.mark.parametrize("replicas", [1, PAIR])
+def test_evaluations_see_the_samples_that_the_trainer_says_each_as_much_as_another(replicas: int) -> None:
+    expected = in_plain_pytorch(own_evaluations)
+    for found in as_trial(own_evaluations, replicas):
+        assert found == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("loader", "sentence"),
+    [
+        (list(range(3)), r"get_train_dataloader\(\) returned a list; .*ConcatDataset"),
+        (DataLoader(Tokens(32), 8), "returned batches of 8 samples, but per_device_train_batch_size is 24"),
+    ],
+)
+@pytest.mark.parametrize("derived", [True, False])
+def test_training_data_that_replicas_could_not_share_is_refused(loader: Any, sentence: str, derived: bool) -> None:
+    from dist_core.errors import InvalidTraining
+    from dist_core.huggingface import ElasticTrainer
+
+    class Own(ElasticTrainer if derived else transformers_trainer()):  # type: ignore[misc]  # known at run time
+        def get_train_dataloader(self) -> Any:
+            return loader
+
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = (Own if derived else elastic_kind(Own))(classifier(), arguments(folder), train_dataset=Tokens(32))
+        with pytest.raises(InvalidTraining, match=sentence):
+            trainer.train()
 
 
 def half_trained(folder: str) -> None:
