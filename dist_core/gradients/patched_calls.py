@@ -6,6 +6,7 @@ scaler that nobody gave us is recognised when it works for an optimizer of ours,
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import types
 import weakref
@@ -108,7 +109,13 @@ def intercept_scheduler(scheduler: Any, model: Wrapper) -> None:
     def adaptive_step(self: Any, *args: Any, **kwargs: Any) -> Any:
         return model.scheduler_step(self, types.MethodType(before.step, self), *args, **kwargs)
 
-    scheduler.__class__ = type(before.__name__, (before,), {"step": adaptive_step, "__doc__": before.__doc__})
+    def as_before(self: Any, protocol: Any) -> Any:
+        """A copy, or what was saved, is of the class that the script knows, and takes no part in the training."""
+        state = self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__
+        return copyreg._reconstructor, (before, object, None), state  # type: ignore[attr-defined]  # not in the stubs
+
+    methods = {"step": adaptive_step, "__reduce_ex__": as_before, "__doc__": before.__doc__}
+    scheduler.__class__ = type(before.__name__, (before,), methods)
 
 
 # ---------------------------------------------------------------------- objects that nobody gave us

@@ -17,7 +17,6 @@ from dist_core.lightning.carried import CarriedProgress, set_counts
 from dist_core.lightning.data import Exhausted, StepFetcher, TrainingBatches
 from dist_core.lightning.metrics import reset_metrics
 from dist_core.lightning.package import _ResultCollection, _TrainingEpochLoop, call
-from dist_core.lightning.refusals import refuse_unfrozen
 from dist_core.training.accumulator import Accumulator
 from dist_core.training.model import AdaptiveDataParallel
 from dist_core.training.user_steps import UserSteps
@@ -131,7 +130,6 @@ class ElasticEpochLoop(_TrainingEpochLoop):
             self.trainer, lambda: core.position.steps, is_new=lambda: not core.position.own_steps
         )
         self._again = self._ends = self._trains = self._is_known_last = False
-        self._trained = _number_trained(self.trainer.lightning_module)
         self._grows = 1
         self._global_before = self._optimized_before = self._batches_behind = 0
         self._results = self.results = SummedResults(
@@ -156,7 +154,6 @@ class ElasticEpochLoop(_TrainingEpochLoop):
         state = self.carried.present() if self.carried.loaded == present else None
         self.deferred = 0
         self.carried.give_up_step()
-        refuse_unfrozen(self._trained, _number_trained(self.trainer.lightning_module))
         super().reset()
         if state is not None:
             # The trial was resumed within this epoch.
@@ -369,7 +366,3 @@ class ElasticEpochLoop(_TrainingEpochLoop):
         steps, self.deferred = self.deferred, 0
         super().on_advance_end(fetcher)
         self._batches_that_stepped += steps - 1
-
-
-def _number_trained(module: Any) -> int:
-    return sum(each.requires_grad for each in module.parameters())

@@ -49,9 +49,9 @@ def refuse_trainer(trainer: Any, *, in_trial: bool) -> None:
 _REFUSED = {
     "GradientAccumulationScheduler": "the batch size of an elastic trial stays as it is, or follows goodput. Leave the "
     "callback out, or let the batch size grow: strategy=ElasticStrategy(batch='adaptive')",
-    "BaseFinetuning": "the gradients of weights that are unfrozen during training are not summed over replicas. Do not "
-    "freeze or unfreeze weights: give layers that should learn slowly or later a learning rate and a schedule of their "
-    "own",
+    "BaseFinetuning": "it gives the optimizer another group of weights in some epoch, which a replica that joins later "
+    "would not have. Give the optimizer all weights, and let them require a gradient from that epoch on: in "
+    "on_train_epoch_start, module.requires_grad_(self.current_epoch >= 5)",
     "WeightAveraging": "its average is not sent to replicas that join. Keep the average as a module of the "
     "LightningModule, such as torch.optim.swa_utils.AveragedModel, and update it in on_train_batch_end",
     "StochasticWeightAveraging": "it swaps schedules, and its average is not sent to replicas that join. Keep the "
@@ -78,14 +78,4 @@ def refuse_several(loaders: int) -> None:
         raise InvalidTraining(
             f"fit was given {loaders} training loaders; an elastic trial trains on one. Join the datasets: "
             "torch.utils.data.StackDataset yields samples of all of them"
-        )
-
-
-def refuse_unfrozen(before: int, now: int) -> None:
-    """Numbers of weights that require a gradient, when training began and when an epoch begins."""
-    if now > before:
-        raise InvalidTraining(
-            f"{now - before} weights were unfrozen since training began, but replicas only sum the gradients of "
-            "weights that required a gradient at that time. Let them require a gradient from the start, with a "
-            "learning rate of 0 until they should learn"
         )

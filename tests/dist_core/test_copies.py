@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.optim.lr_scheduler import ExponentialLR, LambdaLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
@@ -92,6 +94,27 @@ def test_a_copy_outlives_its_trial(tmp_path: Path) -> None:
     assert weights_of(loaded.module) == weights
     assert (loaded.training, loaded.module[0].training, loaded.module[2].training) == (True, False, True)
     assert set(loaded.state_dict()) == {f"module.{name}" for name in network().state_dict()}
+
+
+def half(epoch: int) -> float:
+    return 0.5**epoch
+
+
+@pytest.mark.filterwarnings("ignore:Seems like")  # as of a copy of torch's own, whose optimizer has not stepped
+@pytest.mark.parametrize("kind", [partial(ExponentialLR, gamma=0.9), partial(LambdaLR, lr_lambda=half)])
+def test_an_optimizer_and_its_schedule_are_copied_and_saved_as_torchs_own(kind: Any) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = kind(optimizer)
+    Kit(elastic=True).wrap(model, optimizer, lr_scheduler=schedule)
+    copies: tuple[Any, Any] = (copy.deepcopy(schedule), pickle.loads(pickle.dumps(schedule)))
+    for again in copies:
+        assert type(again) is type(schedule).__bases__[0]
+        assert again.state_dict() == schedule.state_dict()
+        rate = schedule.get_last_lr()
+        again.step()
+        assert again.get_last_lr() != rate and schedule.get_last_lr() == rate
+    assert pickle.loads(pickle.dumps(optimizer)).state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
 
 
 def takes_statistics_from_all_samples(kit: Kit) -> list[float]:

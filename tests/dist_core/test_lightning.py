@@ -65,10 +65,12 @@ def test_a_lost_replica_changes_no_number(habit: Any, place: str) -> None:
     equally_logged(survivors[0], expected)
 
 
+@pytest.mark.parametrize("kind", [written.InTurns, written.Thawed])
 @pytest.mark.parametrize("replicas", [1, GROWN, RESCALED])
-def test_two_optimizers_of_the_same_weights_train_them_in_turns(replicas: int) -> None:
-    expected = in_plain_pytorch(written.in_turns)
-    for found in as_trial(written.in_turns, replicas):
+def test_weights_of_two_optimizers_and_weights_that_are_frozen_for_a_while_train(kind: Any, replicas: int) -> None:
+    habit = functools.partial(written.of_a_kind, kind)
+    expected = in_plain_pytorch(habit)
+    for found in as_trial(habit, replicas):
         if found is not None:
             equal(found, expected)
 
@@ -183,6 +185,11 @@ def test_what_cannot_be_trained_is_refused_in_one_sentence(tmp_path: Path) -> No
     from dist_core.lightning import ElasticStrategy
     from dist_core.trial.current import get_core
 
+    class Finetuning(callbacks.BaseFinetuning):
+        def freeze_before_training(self, pl_module: Any) -> None: ...
+
+        def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None: ...
+
     with pytest.raises(InvalidTraining, match="choose 'fixed', 'adaptive'"):
         ElasticStrategy(batch="large")  # type: ignore[arg-type]  # on purpose
     data: Any = examples()
@@ -194,6 +201,7 @@ def test_what_cannot_be_trained_is_refused_in_one_sentence(tmp_path: Path) -> No
         (list(data), {}, "it needs a torch.utils.data.DataLoader"),
         (OwnLoader(data, 8), {}, "whose __iter__ is its own"),
         (one, {"callbacks": [callbacks.GradientAccumulationScheduler({0: 2})]}, "let the batch size grow"),
+        (one, {"callbacks": [Finetuning()]}, r"another group of weights.*on_train_epoch_start"),
         (one, {"callbacks": [callbacks.EMAWeightAveraging()]}, "is not sent to replicas that join"),
         (one, {"callbacks": [callbacks.StochasticWeightAveraging(0.1)]}, "its average is not sent"),
         (one, {"callbacks": [callbacks.LearningRateFinder()]}, "runs several fits before it trains"),

@@ -121,6 +121,13 @@ class InTurns(Regression):
         return torch.optim.Adam(self.parameters(), lr=0.01), torch.optim.SGD(self.parameters(), lr=0.05)
 
 
+class Thawed(Regression):
+    """The first layer trains from the second epoch on."""
+
+    def on_train_epoch_start(self) -> None:
+        self.net[0].requires_grad_(self.current_epoch >= 1)
+
+
 class Streamed(IterableDataset[Any]):
     def __iter__(self) -> Any:
         return iter(examples())
@@ -210,10 +217,10 @@ def by_hand(kit: Kit) -> Any:
         return told(trainer, recorded, module)
 
 
-def in_turns(kit: Kit) -> Any:
+def of_a_kind(kind: type[Regression], kit: Kit) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         trainer, recorded = trainer_of(kit, folder, enable_checkpointing=False)
-        module = InTurns()
+        module = kind()
         trainer.fit(module, a_loader(examples()))
         return told(trainer, recorded, module)
 
