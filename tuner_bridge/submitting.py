@@ -32,7 +32,7 @@ STUDY = "jobs"
     help="Slots of each replica, for models larger than a slot.",
 )
 @click.option("--study", default=STUDY, show_default=True, help="Study that the job belongs to.")
-@click.option("--env", multiple=True, help="Variable for the job: NAME=VALUE, or the NAME of one that is set here.")
+@click.option("--env", multiple=True, help="Variable for the job: NAME=VALUE, or NAME to copy it from this shell.")
 @click.option("--follow", "-f", is_flag=True, help="Print the job's output until it is over.")
 @click.option(
     "--preemptible/--no-preemptible",

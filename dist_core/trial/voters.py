@@ -21,9 +21,9 @@ from dist_core.trial.same_weights import SameWeights
 
 _PLACES = (
     "the replicas wait for each other at different places in the code: this one {} {}, {}. Something that a replica "
-    "counts or measures alone decides when a loop ends, such as the patience of early stopping in a variable, which "
-    "starts again on replicas that join later. Hold it in dist_core.keep(), and decide from values that all "
-    "replicas share, such as sums of an Accumulator"
+    "counts or measures alone decides when a loop ends: a clock, a random number, a count that is not held in the "
+    "function with the epoch loop. Hold it in dist_core.keep(), or decide from values that all replicas share, such as "
+    "sums of an Accumulator"
 )
 
 

@@ -26,7 +26,7 @@ def _print_json(value: Any) -> None:
 
 @click.command("ls")
 @click.option("--study", help="Only this study's trials.")
-@click.option("--state", help="Only trials in this state, or: live, waiting, over.")
+@click.option("--state", help="Only trials in this state, or: live, waiting, over (finished).")
 @click.option(
     "--last",
     type=click.IntRange(min=0),

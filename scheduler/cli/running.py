@@ -31,7 +31,7 @@ END_SECONDS = 130.0
     type=click.IntRange(min=1, max=64),
     default=1,
     show_default=True,
-    help="Replicas that share a GPU.",
+    help="Number of replicas that share one GPU.",
 )
 @click.option(
     "--gpus-per-slot",
@@ -43,7 +43,7 @@ END_SECONDS = 130.0
 @click.option(
     "--memory-per-slot", type=click.FloatRange(min=0.1), help="GiB of memory that a replica may use; default: no limit."
 )
-@click.option("--host", help="Address to listen on; default: 127.0.0.1, or one that the nodes of the job reach.")
+@click.option("--host", help="Address to listen on; default: 127.0.0.1, or in a Slurm job one that its nodes reach.")
 @click.option("--port", type=click.IntRange(min=0, max=65535), help="Port to listen on; 0: any; default: 7300.")
 @click.option("--policy", default="goodput", show_default=True, help="Scheduling policy.")
 @click.option(
@@ -64,7 +64,7 @@ END_SECONDS = 130.0
     type=click.FloatRange(min=0.0),
     default=90.0,
     show_default=True,
-    help="Days to keep finished trials and their logs; 0: for ever.",
+    help="Days to keep finished trials and their logs; 0: forever.",
 )
 @click.option(
     "--webhook",
@@ -82,7 +82,7 @@ END_SECONDS = 130.0
     "--no-slurm",
     is_flag=True,
     envvar="ELASTUNE_NO_SLURM",
-    help="Inside a Slurm job: use this machine alone, not all of the job's nodes.",
+    help="Inside a Slurm job: use only this machine, not all of the job's nodes.",
 )
 @click.option(
     "--no-shared-files",

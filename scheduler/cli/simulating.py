@@ -19,15 +19,22 @@ from trials.terms import GOALS
     help="Folder with measurements, one subfolder per application; default: the folder of the workload file.",
 )
 @click.option("--recorded", type=PATH, help="State folder of a scheduler whose trials to simulate.")
-@click.option("--policy", multiple=True, help="Policy to simulate; may be repeated, ratios are to the first.")
+@click.option(
+    "--policy",
+    multiple=True,
+    help="Policy to simulate; may be repeated, ratios are to the first; default: goodput, pollux and tiresias, or with "
+    "--recorded goodput and fifo.",
+)
 @click.option(
     "--sweep",
     type=click.IntRange(min=2),
     help="Simulate an ASHA sweep of this many configurations instead of a workload.",
 )
 @click.option("--goal", default="completion_time", show_default=True, help=f"Goal of the sweep: {', '.join(GOALS)}.")
-@click.option("--nodes", type=click.IntRange(min=1), help="Default: 16, or as recorded.")
-@click.option("--slots-per-node", type=click.IntRange(min=1), help="Default: 4, or as recorded.")
+@click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes; default: 16, or as recorded.")
+@click.option(
+    "--slots-per-node", type=click.IntRange(min=1), help="Number of slots on each node; default: 4, or as recorded."
+)
 @click.option(
     "--slots-per-replica",
     type=click.IntRange(min=1),
@@ -68,7 +75,7 @@ from trials.terms import GOALS
 )
 @click.option("--json", "json_path", type=PATH, help="File for all figures, as JSON.")
 @click.option("--picture", type=PATH, help="File for a picture of allocations and completion times (PNG).")
-@click.option("--why", help="Print what happened to this job or configuration, and why.")
+@click.option("--why", help="Job or configuration whose history to print, with the reasons.")
 def simulate(
     policy: tuple[str, ...],
     sweep: int | None,

@@ -94,7 +94,7 @@ def clone(trial: str, changes: tuple[str, ...], state_dir: Path | None, schedule
 def fork(trial: str, changes: tuple[str, ...], state_dir: Path | None, scheduler: str) -> None:
     """Train on from where a trial stands, as a new trial with other parameters.
 
-    A trial that runs trains on beside its fork. One that is over needs its state kept: `elastune submit --keep-state`,
+    A trial that runs trains on beside its fork. A finished trial needs its state kept: `elastune submit --keep-state`,
     or optimize(..., keep_states=True).
     """
     _again(client_of(state_dir, scheduler), trial, _changes(changes), forks=True)
@@ -108,7 +108,7 @@ def fork(trial: str, changes: tuple[str, ...], state_dir: Path | None, scheduler
 def extend(trial: str, epochs: int, state_dir: Path | None, scheduler: str) -> None:
     """Train a trial for more epochs, as a new trial that begins with its state.
 
-    One that is over needs its state kept, as for `elastune fork`.
+    EPOCHS is the number of further epochs. A finished trial needs its state kept, as for `elastune fork`.
     """
     client = client_of(state_dir, scheduler)
     one = client.trial(trial)
@@ -153,10 +153,10 @@ def _read(text: str) -> Any:
 @click.argument("study")
 @click.option("--weight", type=float, help="Share of the slots relative to other studies.")
 @click.option("--priority", type=int, help="Priority: studies with a higher one come first.")
-@click.option("--yields-to", multiple=True, help="Study that comes first whatever its priority; may be repeated.")
+@click.option("--yields-to", multiple=True, help="Study that always gets slots before this one; may be repeated.")
 @click.option("--quota", type=int, help="Most slots at once; 0: no limit.")
 @click.option("--goal", help=f"One of {', '.join(GOALS)}.")
-@click.option("--deadline-in", type=float, help="Minutes until the best result is wanted.")
+@click.option("--deadline-in", type=float, help="Minutes until the best result is wanted; needs --goal deadline.")
 @click.option("--budget", type=float, help="Slot hours that the study may use in total; 0: no limit.")
 @state_dir
 @scheduler_name

@@ -29,7 +29,7 @@ def commands() -> None:
 
 @commands.command()
 def register() -> None:
-    """Register the platform 'tuner_bridge' with the NNI of this environment."""
+    """Register Elastune with NNI, as its platform 'tuner_bridge' in this environment."""
     path = _file()
     from tuner_bridge.nni.training_service import nni_training_service_info as info
 
@@ -41,7 +41,10 @@ def register() -> None:
 
 @commands.command()
 def unregister() -> None:
-    """Remove the platform from NNI, before elastune is uninstalled: without it, NNI starts no experiment at all."""
+    """Remove Elastune from NNI.
+
+    Do this before elastune is uninstalled: NNI starts no experiment while a platform of its list is missing.
+    """
     path = _file()
     services = _read(path)
     if services.pop(PLATFORM, None) is None:
