@@ -84,11 +84,11 @@ class Device(Protocol):
         ...
 
     def read_here(self, tensors: list[torch.Tensor]) -> None:
-        """This thread's stream reads them, which another one made: their memory is not given away before."""
+        """Keep the memory of another stream's tensors until this thread's stream has read them."""
         ...
 
     def future(self) -> torch.futures.Future[torch.Tensor]:
-        """One whose callbacks find the device's work done that came before its result."""
+        """Return a future whose callbacks find the device's work done that came before its result."""
         ...
 
 

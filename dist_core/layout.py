@@ -37,7 +37,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def from_name(cls, name: str) -> Layout:
-        """Raises ValueError for what is no layout's name."""
+        """Return the layout of that name; raise ValueError if there is none."""
         if not isinstance(name, str):
             raise ValueError(f"{name!r:.80} is not a layout; it must be a string")
         slots, *words = name.split(" ") if name else ("",)

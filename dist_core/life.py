@@ -17,10 +17,10 @@ class Listener:
         """The epoch loop is entered, where the trial stands."""
 
     def entered(self, rank: int, number: int) -> None:
-        """This replica has entered generation ``number``, as ``rank``."""
+        """Note that this replica has entered generation ``number`` as ``rank``."""
 
     def lost(self) -> None:
-        """Another replica is gone, and this one's process groups are closed."""
+        """Note that another replica is gone, and this one's process groups are closed."""
 
     def loop_began(self, *, completed: bool) -> None:
         """A training loop begins; ``completed``: one that the trial had completed in this epoch when it resumed."""
@@ -29,7 +29,7 @@ class Listener:
         """The samples of a training loop are used up."""
 
     def step_counts(self) -> None:
-        """All replicas have made the step; what they agreed on in it is taken up next."""
+        """Note that all replicas have made the step; what they agreed on in it is taken up next."""
 
     def step_ended(self) -> None:
         """The step is counted, and its decisions are carried out."""
@@ -47,7 +47,7 @@ class Listener:
 
 
 class Life(Listener):
-    """Tells all of ``listeners``."""
+    """Listener that forwards each event to all its ``listeners``, in order."""
 
     def __init__(self) -> None:
         self.listeners: list[Listener] = []

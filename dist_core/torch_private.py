@@ -57,7 +57,7 @@ __all__ = ["GradBucket", "HashStore", "PrefixStore", "Store"]
 
 
 def refuse_to_divide_with_old_torch() -> None:
-    """Raises InvalidTraining where this torch divides no model among processes as newer ones do."""
+    """Raise InvalidTraining if this torch cannot divide a model among processes."""
     if RELEASE < OLDEST_TO_DIVIDE:
         raise InvalidTraining(
             "a replica of several slots holds a part of its model on each slot, which needs torch 2.11 or newer; "
@@ -214,7 +214,7 @@ def _log_layout(model: DistributedDataParallel) -> None:
 
 
 _STEPS_A_LOOK = 100
-"""Torch's own default."""
+"""DDP's runtime logging sample rate, in steps; torch's default."""
 
 
 def reduce_zeros(model: DistributedDataParallel) -> None:
@@ -276,7 +276,7 @@ def mesh_of(group: dist.ProcessGroup, device: str) -> DeviceMesh:
 
 @contextlib.contextmanager
 def as_default_group(group: dist.ProcessGroup) -> Iterator[None]:
-    """Within, what torch takes for granted of the default group it finds in this one: a stage asks for its own rank."""
+    """Make ``group`` torch's default process group within this block."""
     name_group(group)
     before = distributed_c10d.GroupMember.WORLD
     distributed_c10d._update_default_pg(group)
@@ -293,7 +293,7 @@ def work_of(future: torch.futures.Future[Any]) -> dist.Work:
 
 
 def after_backward(callback: Callable[[], None]) -> None:
-    """Within a backward pass: call this when all its gradients are there. DDP ends its reductions the same way."""
+    """Have ``callback`` run when all gradients of the present backward pass are there, as DDP ends its reductions."""
     Variable._execution_engine.queue_callback(callback)
 
 
@@ -357,7 +357,7 @@ class PartInfo(WorkerInfo):
 
 @contextlib.contextmanager
 def reading_as(info: PartInfo) -> Iterator[None]:
-    """Within, this process is that data worker."""
+    """Let this process be that data worker within the block."""
     before = data_worker._worker_info
     data_worker._worker_info = info
     try:

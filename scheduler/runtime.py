@@ -10,7 +10,7 @@ LIBRARIES = ("torch", "numpy", "optuna")
 
 
 def runtime() -> dict[str, str]:
-    """Versions by name; importing none of what they are of."""
+    """Return the versions of Python and of the main libraries, without importing them."""
     versions = {"python": f"{sys.version_info.major}.{sys.version_info.minor}", "prefix": sys.prefix}
     for library in LIBRARIES:
         try:

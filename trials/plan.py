@@ -18,7 +18,7 @@ from trials.record import ReplicaRecord, ReplicaState, TrialRecord
 from trials.replicas import Replica, whole_replicas
 
 CONTACT_DEADLINE_SECONDS = 90.0
-"""A process that has not called the scheduler by then never will: it is replaced."""
+"""Seconds within which a started process must call the scheduler before it is replaced."""
 JOIN_DEADLINE_SECONDS = 600.0
 """A joiner that has not reached its first training step by then is given up; the trial goes on without it."""
 SWITCH_DEADLINE_SECONDS = 60.0

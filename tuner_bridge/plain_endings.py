@@ -23,7 +23,7 @@ from tuner_bridge.errors import BridgeError, RemoteTrialError, TrialLost
 
 OURS = (BridgeError, SchedulerError, TrialsError)
 FROM_TRIALS = (RemoteTrialError, TrialLost)
-"""Errors of a trial's own code: what happened there is in their notes."""
+"""Exceptions raised by a trial's own code; their notes hold its traceback."""
 PACKAGES = tuple(
     f"{Path(__file__).parents[1] / name}{os.sep}" for name in ("dist_core", "trials", "scheduler", "tuner_bridge")
 )

@@ -18,7 +18,7 @@ def initialize(master_addr: str | None = None, master_port: int | None = None, *
 
 
 def teardown() -> None:
-    """Nothing to do: replicas part when they end."""
+    """Do nothing: replicas part when they end."""
 
 
 def broadcast(value: Any) -> Any:
@@ -27,6 +27,6 @@ def broadcast(value: Any) -> Any:
 
 
 def allreduce(value: Any, reduce_fn: Callable[[Any, Any], Any] = operator.add) -> Any:
-    """All replicas' values, combined in the order of their ranks."""
+    """Return all replicas' values, combined in the order of their ranks."""
     values: list[Any] = core_of_job().together(lambda group: group.gather_json(value), otherwise=lambda: [value])
     return functools.reduce(reduce_fn, values)

@@ -38,7 +38,7 @@ def core_of_job() -> Replica:
 
 
 def replica_rank() -> int:
-    """This replica's rank; before the first training step, the one that it was started with."""
+    """Return this replica's rank; before the first training step, the one that it was started with."""
     return _core().rank
 
 

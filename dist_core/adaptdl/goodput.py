@@ -56,7 +56,7 @@ class GoodputFunction:
     def evaluate(
         self, num_nodes: ArrayLike, num_replicas: ArrayLike, atomic_bsz: ArrayLike, accum_steps: ArrayLike
     ) -> Any:
-        """Arguments broadcast against each other."""
+        """Return the goodput (examples/s times efficiency); array arguments broadcast as in NumPy."""
         passes = np.asarray(accum_steps) + 1
         total = np.asarray(num_replicas) * np.asarray(atomic_bsz) * passes
         return self.throughput(num_nodes, num_replicas, atomic_bsz, accum_steps) * self.efficiency(total)

@@ -48,7 +48,7 @@ class Adaptation:
         node_kind: str = "",
         layout: str = "",
     ) -> None:
-        """``statistics`` answers with the gradient statistics as known now, the same on all replicas."""
+        """Follow the noise of gradients: ``statistics`` returns what is known of it now, the same on all replicas."""
         self.bounds = bounds
         self.node_kind = node_kind
         self.layout = layout

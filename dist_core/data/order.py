@@ -30,11 +30,11 @@ class StepPlan:
     weight: float
     """This replica's share of the global batch; weighted gradients sum to the exact mean. 0 for a padded replica."""
     num_parts: int
-    """Replicas that have a share of it."""
+    """Number of replicas that compute a part of this step."""
 
 
 def split_evenly(count: int, parts: int) -> list[int]:
-    """``parts`` sizes that differ by at most one and sum to ``count``, larger ones first."""
+    """Return ``parts`` sizes that differ by at most one and sum to ``count``, larger ones first."""
     base, extra = divmod(count, parts)
     return [base + (index < extra) for index in range(parts)]
 

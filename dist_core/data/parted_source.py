@@ -280,7 +280,7 @@ class PartedSource:
                 return
 
     def _take(self, chunks: Iterator[_Chunk], sizes: Sequence[int]) -> tuple[list[_Chunk], set[int]]:
-        """This replica's chunks for a step, and the parts that were found to end."""
+        """Return this replica's chunks for a step, and the parts that were found to end."""
         taken: list[_Chunk] = []
         ends: set[int] = set()
         for chunk in chunks if sizes else ():

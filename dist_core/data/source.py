@@ -43,7 +43,7 @@ class BatchSource(Protocol):
         ...
 
     def end_loop(self) -> None:
-        """It is over. Its workers end now: left to the garbage collector, each would be waited for five seconds."""
+        """End the loop's workers now: left to the garbage collector, each would be waited for five seconds."""
         ...
 
     def steps(self, division: Division) -> Iterator[LoadedStep]:
@@ -54,7 +54,7 @@ class BatchSource(Protocol):
         ...
 
     def commit(self, taken: int, division: Division) -> None:
-        """A step over ``taken`` samples counts."""
+        """Advance the position past ``taken`` samples, because their step was applied."""
         ...
 
     def evaluation(
@@ -68,7 +68,7 @@ class BatchSource(Protocol):
         ...
 
     def first_samples(self, number: int, *, behind: int = 0) -> Iterator[Any]:
-        """One batch of the first samples behind so many others, for a pass that does not count."""
+        """Return one batch of the first samples behind so many others, for a pass that does not count."""
         ...
 
 
@@ -360,10 +360,10 @@ class StreamSource:
         self._pass_of_step = 0
 
     def begin_loop(self) -> None:
-        """Nothing to do: a stream is read anew wherever it is begun."""
+        """Do nothing: a stream is read anew wherever it is begun."""
 
     def end_loop(self) -> None:
-        """Nothing to do here either."""
+        """Do nothing: a stream has no workers of its own."""
 
     def steps(self, division: Division) -> Iterator[LoadedStep]:
         self._steps.division = division

@@ -62,7 +62,7 @@ class PublishedGeneration:
         return max(1, len(set(self.nodes)))
 
     def rank_of(self, replica_id: str) -> int | None:
-        """None for a replica that leaves."""
+        """Return the replica's rank in this generation, or None if it leaves."""
         return self.members.index(replica_id) if replica_id in self.members else None
 
 

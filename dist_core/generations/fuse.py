@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 LOOK = timedelta(seconds=0.2)
-"""Between two looks at whether the group was broken off; who waits for less never looks."""
+"""Interval between checks whether the group was aborted; a wait shorter than this is not checked."""
 
 CONNECTIONS_ABORTED = "the connections between the replicas were aborted"
 

@@ -60,7 +60,7 @@ class Generation:
         self.dry_steps_left -= 1
 
     def end_dry_pass(self, *, built: bool) -> None:
-        """``built``: gradients have come; a pass without any built no bucket, and is made once more."""
+        """End a dry pass; one that built no buckets (``built`` is False) is made once more."""
         self.dry_steps_left += not built
 
     def set_dry_passes(self, number: int) -> None:

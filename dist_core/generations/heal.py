@@ -35,7 +35,7 @@ class Survivor(Protocol):
     def standing(self) -> Standing: ...
 
     def go_back_behind_loop(self) -> None:
-        """Its code is going to run again from behind the epoch's last training loop."""
+        """Prepare to run the code again from behind the epoch's last training loop."""
         ...
 
     def states(self) -> dict[str, Any]: ...
@@ -103,7 +103,7 @@ class Heal:
         raise PeerLost(f"another replica vanished, and the trial formed no new generation without it: {reason}")
 
     def leave_if_told(self) -> None:
-        """Raises ReplicaExit where whoever runs this machine has told this replica to leave."""
+        """Raise ReplicaExit if this replica was told to leave."""
         if self._membership.must_leave is not None:
             self._news.flush()
             raise ReplicaExit("preempted", EXIT_PREEMPTED)

@@ -106,7 +106,7 @@ class Membership:
         self._thread.start()
 
     def hurry(self) -> None:
-        """Watch from now on."""
+        """Start polling the scheduler now, without the initial delay."""
         self._begun.set()
 
     def stop(self) -> None:
@@ -115,7 +115,7 @@ class Membership:
 
     @property
     def must_leave(self) -> str | None:
-        """``preempted`` or ``paused`` once this replica has been asked to save and go."""
+        """Return ``preempted`` or ``paused`` once this replica has been asked to save and leave."""
         with self._lock:
             return self._leave
 
@@ -372,5 +372,5 @@ class Membership:
 
 
 def _lost_a_joiner(offered: PublishedGeneration, instead: PublishedGeneration) -> bool:
-    """Tell whether a joiner of the generation on offer is missing in the one offered now."""
+    """Tell whether ``instead`` lacks a joiner that ``offered`` had."""
     return offered.join_epoch is not None and not set(offered.members) <= set(instead.members)

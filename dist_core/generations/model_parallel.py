@@ -43,7 +43,7 @@ class ModelParallelGroup:
             self.members, self.member = environment.members, environment.member
 
     def group(self, device: Device) -> ReplicaGroup:
-        """Its processes, by member; blocks until all have come.
+        """Return the group of this replica's processes, by member; block until all have come.
 
         Raises PeerLost when one does not, and InvalidTraining where there are several and torch is too old for that.
         """

@@ -323,7 +323,7 @@ class ReplicaGroup:
             self.fuse.run(lambda: _wait_for(works))
 
     def broadcast_json(self, value: Any, *, source: int = 0) -> Any:
-        """One JSON value from ``source`` to everybody."""
+        """Send one JSON value from ``source`` to all processes."""
         return json.loads(
             self.broadcast_bytes(json.dumps(value).encode() if self.rank == source else b"", source=source)
         )

@@ -81,7 +81,7 @@ class RunningSums(Voter, Listener):
         return iter(self._accumulators.values())
 
     def adopt(self, accumulator: Summed) -> None:
-        """Its sums are part of the trial's state; one made within an epoch is so until the epoch ends."""
+        """Make an accumulator's sums part of the trial's state; of one made within an epoch, until the epoch ends."""
         epoch = self._position.epoch if self._position.in_epoch_loop else "all"
         name = self._registry.unique_name(f"{ACCUMULATOR_PREFIX}{epoch}")
         self._registry.register(name, accumulator)

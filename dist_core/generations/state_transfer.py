@@ -25,12 +25,12 @@ from dist_core.state.packing import pack, tensor_slots, unpack
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as bytes: not every type of number can be broadcast as what it is."""
+    """View a tensor's memory as bytes: not every type of number can be broadcast as what it is."""
     return tensor.flatten().view(torch.uint8) if tensor.numel() else tensor
 
 
 def _header(skeleton: Any, tensors: Sequence[torch.Tensor], **more: Any) -> bytes:
-    """All that a receiver has to know before the tensors come."""
+    """Encode all that a receiver has to know before the tensors come."""
     shapes = [[list(tensor.shape), str(tensor.dtype).removeprefix("torch.")] for tensor in tensors]
     buffer = io.BytesIO()
     torch.save({"skeleton": skeleton, "shapes": shapes, **more}, buffer)

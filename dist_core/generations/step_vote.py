@@ -95,7 +95,7 @@ class StepVote(Listener):
         """Places of the last round's parts, with the group that it was of: all replicas of that group have the same."""
 
     def launch(self) -> None:
-        """Once a step; the later calls of a step do nothing."""
+        """Start the step's round, once a step; later calls of a step do nothing."""
         with self._breaking(), self._lock:
             if self._round is None:
                 group = self._generation.group

@@ -53,7 +53,7 @@ class Switch:
         return not set(prepared.generation.members) <= set(self._generation.members)
 
     def decide(self, prepared: Prepared, votes: Sequence[float]) -> Decision:
-        """The same on all replicas, from the sums of what they have voted."""
+        """Decide on the switch, the same on all replicas, from the sums of what they have voted."""
         count, total, squares = votes
         decision = decide_switch(
             count=count,

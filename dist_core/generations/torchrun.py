@@ -83,7 +83,7 @@ def torchrun_part(rank: int, world_size: int, members: int, needs: GroupNeeds) -
 
 
 def _host_backend() -> str:
-    """Between CPUs: MPI where the processes have met over it and over nothing else."""
+    """Return the backend between CPUs: MPI where the processes have met over it and over nothing else, else Gloo."""
     return "mpi" if dist.get_backend() == "mpi" else "gloo"
 
 

@@ -73,7 +73,7 @@ class BatchBounds:
         return self.max_batch if self.max_atomic is None else self.max_atomic
 
     def max_useful_replicas(self) -> int:
-        """Beyond this many replicas some would get less than the lower local bound."""
+        """Return the largest number of replicas at which each still gets the minimum local batch size."""
         return max(1, self.max_batch // self.min_atomic)
 
 

@@ -63,7 +63,7 @@ class LayoutTerms:
 
     @classmethod
     def from_row(cls, row: list[Any]) -> LayoutTerms:
-        """Raises ValueError for anything that is not one."""
+        """Read terms from a row of JSON; raise ValueError for anything else."""
         name, seconds, fixed, example = row
         return cls(Layout.from_name(name), seconds, fixed, example)
 

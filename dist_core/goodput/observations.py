@@ -82,7 +82,7 @@ class StepProfile:
         self._optim.setdefault(configuration, deque(maxlen=SAMPLES_KEPT)).append(optim_seconds)
 
     def observations(self, *, min_samples: int = 3) -> list[Observation]:
-        """One row per configuration that has at least ``min_samples`` steps, in a stable order."""
+        """Return one row per configuration that has at least ``min_samples`` steps, in a stable order."""
         return [
             Observation(
                 configuration,

@@ -107,11 +107,11 @@ class ReductionChoice:
 
     @property
     def proposal(self) -> int | None:
-        """On rank 0, the candidate to keep once all have been timed; None before, and after it was announced."""
+        """Return the candidate to keep, on rank 0 once all have been timed; None before, and after it was announced."""
         return self._tuner.proposal
 
     def tune(self, announced: int | None, model: DistributedDataParallel, reducer: BucketReducer) -> None:
-        """At a step boundary, on all replicas: go to the next candidate, or to the one that rank 0 announced."""
+        """Go to the next candidate, or to the one that rank 0 announced; on all replicas, at a step boundary."""
         if self._tuner.settled:
             return
         if announced is not None:

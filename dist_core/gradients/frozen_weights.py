@@ -44,13 +44,13 @@ class FrozenWeights:
         }
 
     def without(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
-        """A module's state dictionary without them, and the sums of those that are left out."""
+        """Return the state dictionary without the frozen weights, and a checksum of each one that was left out."""
         names = self.names()
         kept = {name: value for name, value in state.items() if name not in names}
         return kept, {name: self._sums[name] for name in sorted(names)}
 
     def check(self, theirs: dict[str, int]) -> None:
-        """Raises InvalidTraining where the trial's were others than this replica's code builds."""
+        """Raise InvalidTraining if the trial's frozen weights differ from those that this replica's code builds."""
         names, present = self.names(), self._present()
         for name, expected in theirs.items():
             if name in names:
@@ -77,7 +77,7 @@ def _as_it_is(tensor: torch.Tensor) -> tuple[int, int, int]:
 
 
 def sum_of_bits(tensor: torch.Tensor) -> int:
-    """The same for the same numbers in the same order, on any device; another one for nearly all others."""
+    """Return a checksum of the numbers in their order, the same on any device."""
     octets = tensor.detach().contiguous().view(-1).view(torch.uint8)
     whole = octets.numel() // 8 * 8
     words = octets[:whole]

@@ -17,7 +17,10 @@ class ScalingRule(Protocol):
     def name(self) -> str: ...
 
     def factor(self, scale: float, statistics: GradientStatistics | None, *, progress_steps: float) -> float:
-        """``progress_steps``: work done so far, in steps at the initial batch size."""
+        """Return the factor on the learning rate.
+
+        ``progress_steps``: work done so far, in steps at the initial batch size.
+        """
         ...
 
 
@@ -43,7 +46,7 @@ class AdamScale:
 
 @dataclass(frozen=True, slots=True)
 class LinearScale:
-    """Goyal et al. 2017."""
+    """Linear scaling rule: the learning rate grows with the batch size (Goyal et al., 2017)."""
 
     name: str = "linear"
 

@@ -49,10 +49,10 @@ def keeps_its_closure(kind: type[torch.optim.Optimizer]) -> bool:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """``load_state_dict`` that keeps the type of every number.
+    """Load an optimizer's state and keep the type of every number.
 
-    torch casts state to its parameter's type. An optimizer that keeps float32 weights of bfloat16 parameters would
-    lose what it keeps them for.
+    torch casts state to its parameter's type. An optimizer that keeps float32 weights of bfloat16 parameters would lose
+    what it keeps them for.
     """
     optimizer.load_state_dict(state)
     saved = dict(

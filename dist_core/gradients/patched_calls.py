@@ -79,7 +79,10 @@ def intercept_scaler(scaler: Any, model: Wrapper) -> None:
 
 
 def intercept_optimizer(optimizer: torch.optim.Optimizer, model: Wrapper) -> None:
-    """It stays a bound method, as schedulers wrap it. Of several models with one optimizer the first sees calls."""
+    """Let the optimizer's steps pass through the model; ``step`` stays a bound method, as schedulers wrap it.
+
+    Of several models with one optimizer the first sees calls.
+    """
     _watch_what_nobody_gave()
     _wrapped[model.module] = weakref.ref(model)
     _harmless.clear()

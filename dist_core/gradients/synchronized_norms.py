@@ -43,7 +43,7 @@ class SynchronizedNorms:
 
 
 def _weighted(values: torch.Tensor, weight: float) -> torch.Tensor:
-    """The same values, whose gradient is multiplied by ``weight``."""
+    """Return the same values with their gradient multiplied by ``weight``."""
     weighted: torch.Tensor = _Weighted.apply(values, weight)  # type: ignore[no-untyped-call]
     return weighted
 

@@ -38,7 +38,7 @@ class WrappedSchedules:
         return own_schedules(self.present, parents)
 
     def load(self, saved: list[dict[str, Any]]) -> None:
-        """Raises InvalidTraining where the trial had fewer."""
+        """Load the schedules' states; raise InvalidTraining if the trial had fewer."""
         if len(saved) < len(self.present):
             raise InvalidTraining(
                 f"the trial was saved with {len(saved)} learning rate schedules but now has {len(self.present)}; "
@@ -123,7 +123,7 @@ class WrappedState:
                 schedule._last_lr = [group["lr"] for group in schedule.optimizer.param_groups]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises InvalidTraining where the trial's model or schedules are others than this replica's."""
+        """Load the trial's state; raise InvalidTraining if its model or schedules differ from this replica's."""
         self._refuse_another_model(state["parameters"])
         # Of checkpoints of earlier versions nothing is left out.
         left_out = state.get("frozen", {})

@@ -39,7 +39,7 @@ class _Batches(AdaptiveDataLoader):
     """Passes of a step, each of which the script takes for a batch."""
 
     def set_epoch(self, epoch: int) -> None:
-        """As Accelerate's: the order of samples follows the epochs by itself."""
+        """Do nothing: the order of samples follows the trial's epochs by itself."""
 
     def __iter__(self) -> Iterator[Any]:
         batches = super().__iter__()
@@ -88,7 +88,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it is withou
         appear_alone()
 
     def prepare(self, *args: Any, device_placement: Any = None) -> Any:
-        """As Accelerate's; a model comes with its optimizer, so that both take part in the trial."""
+        """Prepare objects like `accelerate.Accelerator.prepare`; pass a model in the same call as its optimizer."""
         taken = [self._elastic_loader(each) if isinstance(each, DataLoader) else each for each in args]
         found = super().prepare(*taken, device_placement=device_placement)
         prepared = list(found) if len(args) > 1 else [found]
@@ -144,20 +144,20 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it is withou
     # ------------------------------------------------------------------ what the replicas tell each other
 
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
-        """As Accelerate's, for an epoch of which an earlier run of the script has trained these batches."""
+        """Skip batches that an earlier run of the script has trained in this epoch."""
         if isinstance(dataloader, _Batches):
             return _Behind(dataloader, num_batches)
         return super().skip_first_batches(dataloader, num_batches)
 
     def gather(self, tensor: Any) -> Any:
-        """As Accelerate's: what all replicas have, in rank order, where each has its own.
+        """Gather what all replicas have, in rank order, where each has its own.
 
         Evaluations see all samples on every replica: what they gather is the replica's own.
         """
         return recursively_apply(_gathered, tensor, error_on_other_type=True)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """As Accelerate's: the sum, or the mean, of what each replica has."""
+        """Return the sum, or the mean, of what each replica has."""
 
         def reduced(mine: torch.Tensor) -> torch.Tensor:
             parts = _parts(mine)

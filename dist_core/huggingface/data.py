@@ -30,7 +30,7 @@ class TrainingPass(InPlaceOfLoader):
 
 
 def refuse_another_loader(theirs: Any, batch: int) -> None:
-    """Raises InvalidTraining for a training loader whose batches are not what the trainer's arguments say."""
+    """Raise InvalidTraining for a training loader whose batches are not what the trainer's arguments say."""
     if not isinstance(theirs, DataLoader):
         raise InvalidTraining(
             f"get_train_dataloader() returned a {type(theirs).__name__}; replicas share each batch, so it has to "

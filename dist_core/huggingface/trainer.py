@@ -356,7 +356,7 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
         return max(1, self._step_after() - int(self._me.state.global_step))
 
     def _step_after(self) -> int:
-        """``global_step`` behind the step that runs: steps of the user's batch that the samples so far are worth."""
+        """Return ``global_step`` after the present step, in steps of the user's batch."""
         position = self._core.position
         within = self._user_steps.of_epoch_behind(self._elastic.part.step_place)
         return int(position.steps) + 1 if within is None else position.epoch * self._steps_per_epoch + within
@@ -380,7 +380,7 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
             self._heed_steps_passed(before, after)
 
     def _part_of_epoch(self, steps: int) -> float:
-        """As the trainer counts it, which is by micro-batches."""
+        """Return the part of an epoch that so many steps are, counted by micro-batches as the trainer does."""
         try:
             batches = len(self._training)
         except TypeError:
@@ -514,7 +514,7 @@ def refuse_own_batches(trainer: type) -> None:
 
 
 def refuse_arguments(arguments: Any) -> None:
-    """``arguments``: transformers' TrainingArguments."""
+    """Refuse arguments (transformers' TrainingArguments) that an elastic trainer cannot follow."""
     for asked, what in ((arguments.deepspeed, "deepspeed"), (arguments.fsdp, "fsdp")):
         if asked:
             raise InvalidTraining(
@@ -529,7 +529,7 @@ def refuse_arguments(arguments: Any) -> None:
 
 
 def refuse_placement(trainer: Any) -> None:
-    """``trainer``: one that has been made, with its model."""
+    """Refuse a trainer whose model lies on devices that the trial did not give it."""
     if trainer.is_model_parallel:
         raise InvalidTraining(
             f"the model is on several devices, or not on {trainer.args.device} (its hf_device_map is "

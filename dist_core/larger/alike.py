@@ -18,7 +18,7 @@ from dist_core.partition.balance import Partition
 
 
 def refuse_what_computes_otherwise(model: nn.Module, names: Sequence[str], found: Partition, example: Any) -> None:
-    """Raises InvalidTraining where copies of the blocks are not the model: they need more than is sent."""
+    """Raise InvalidTraining if copies of the blocks compute something else than the model."""
     stages = stage_modules(model, names, found, range(len(found.stages)))
     difference = difference_between(model, stages, arguments_of(example))
     if difference is not None:

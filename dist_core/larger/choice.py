@@ -30,7 +30,7 @@ def kinds_that_train(
     blocks: Sequence[str] | None,
     example: Any,
 ) -> Collection[str]:
-    """Without stages, where there is another way and this model's would not compute what it does.
+    """Return the kinds of layout that can train the model: without stages if they would not compute what it does.
 
     Found before the trial trains, not hours later when the scheduler tries them.
     """

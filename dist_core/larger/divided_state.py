@@ -72,7 +72,7 @@ class DividedState:
         )
 
     def replicated(self) -> Iterator[torch.Tensor]:
-        """The same on all processes that hold this part."""
+        """Yield the tensors that are the same on all processes that hold this part."""
         for each in self._held.values():
             if isinstance(each.tensor, torch.nn.Parameter):
                 yield each.rows

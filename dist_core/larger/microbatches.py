@@ -36,7 +36,7 @@ def largest_microbatch(found: Partition, terms: PipelineTerms, room: float) -> i
 
 
 def divided(examples: int, most: int, num_stages: int, multiple_of: int, largest: int | None = None) -> list[Division]:
-    """At most ``most`` microbatches of all examples, and what is left over behind them.
+    """Divide all examples into at most ``most`` microbatches, and a rest behind them.
 
     Nothing is where the examples can be divided evenly into no fewer microbatches than stages. ``multiple_of``: what
     the schedule wants their number to be divisible by. More than ``most``, where memory has room for ``largest``

@@ -140,7 +140,7 @@ class ElasticModel(MeasuredModel, nn.Module):
         return loss.detach()
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        """As torch's function, with the norm of the whole model's gradient; what that is."""
+        """Clip by the norm of the whole model's gradient, like torch's function; return that norm."""
         if isinstance(self.inner, ElasticPipeline):
             return self.inner.clip_grad_norm_(max_norm)
         norm = nn.utils.clip_grad_norm_(self.inner.parameters(), max_norm)

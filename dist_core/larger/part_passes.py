@@ -82,7 +82,7 @@ class PartPasses(PassesOfSteps):
         self._passed = False
 
     def note_loss_scale(self) -> None:
-        """Nothing scales losses here."""
+        """Do nothing: losses are not scaled here."""
 
     @property
     def came_by_all(self) -> bool:
@@ -146,7 +146,10 @@ class PartPasses(PassesOfSteps):
     # ------------------------------------------------------------------ a step's end
 
     def end_step(self) -> None:
-        """A step is over on this replica, applied or skipped: what was measured waits for a round."""
+        """End the step on this replica, applied or skipped.
+
+        Its measurements are sent with the next control reduction.
+        """
         step, over = self.place.step, self._sums
         over.measuring = False
         if step is not None and self.measurements.end_step(

@@ -149,7 +149,7 @@ class PartSums:
         """There is one way."""
 
     def note_update(self) -> None:
-        """Nothing is timed."""
+        """Do nothing: reductions are not timed here."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}

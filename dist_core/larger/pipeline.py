@@ -279,7 +279,7 @@ class ElasticPipeline(MeasuredModel, nn.Module):
         return _InReplica(self)
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        """As torch's function, with the norm of the whole model's gradient; what that is."""
+        """Clip by the norm of the whole model's gradient, like torch's function; return that norm."""
         gradients = [each.grad for each in self.stages.parameters() if each.grad is not None]
         squares = sum(float(each.double().square().sum()) for each in gradients)
         total = torch.tensor([squares], dtype=torch.float64)

@@ -75,7 +75,10 @@ def model_costs(
 
 
 def _parameter_bytes(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer], factor: float) -> int:
-    """As if all were trained: those that are frozen, or in no optimizer, have neither gradients nor state."""
+    """Return the bytes of weights, gradients and state.
+
+    Frozen weights and those of no optimizer have only the first.
+    """
     trained = {id(each) for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]}
     return sum(
         each.nbytes if each.requires_grad and id(each) in trained else int(each.nbytes / factor)

@@ -75,7 +75,7 @@ def stage_modules(model: nn.Module, names: Sequence[str], found: Partition, indi
 
 
 def finest(model: nn.Module, names: Sequence[str]) -> Partition:
-    """As many stages as blocks that share no parameter allow. Raises InvalidTraining."""
+    """Return as many stages as blocks that share no parameter allow; raise InvalidTraining."""
     _refuse_what_lies_between(model, names)
     place = {name: index for index, name in enumerate(names)}
     ties = [[place[name] for name in tie] for tie in ties_between(model, names)]
@@ -105,7 +105,7 @@ def examples_in(example: Any) -> int:
 
 
 def copied_to_meta(model: nn.Module) -> nn.Module:
-    """The same model without its numbers, which are not copied on the way."""
+    """Copy the model without its numbers, which are not copied on the way."""
     memo: dict[int, Any] = {}
     for each in model.parameters():
         memo[id(each)] = nn.Parameter(torch.empty_like(each, device="meta"), requires_grad=each.requires_grad)

@@ -38,7 +38,10 @@ class CarriedProgress:
         self._before, self._steps_before = self.present(), self._steps()
 
     def end_step(self) -> None:
-        """If a replica was lost in it, it did not count: what the trainer knows of it was too early."""
+        """End the step.
+
+        One that a replica was lost in did not count, and what the trainer noted of it is taken back.
+        """
         if self._is_ahead:
             assert self._before is not None
             self.take(self._before, of_clocks=False)
@@ -88,7 +91,7 @@ class CarriedProgress:
         }
 
     def take(self, content: Mapping[str, Any], *, of_clocks: bool = True) -> None:
-        """``of_clocks``: also what a callback has that measures time, which goes on here."""
+        """Load the trainer's progress; with ``of_clocks`` also the state of callbacks that measure time."""
         trainer, loop = self._trainer, self._trainer.fit_loop.epoch_loop
         for tracker, counts in zip(_trackers(loop), content["counts"], strict=True):
             vars(tracker).update(counts)

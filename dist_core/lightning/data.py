@@ -27,7 +27,7 @@ class TrainingBatches(InPlaceOfLoader):
         return int(whole + (rest > 0 and not self.loader.drop_last))
 
     def __iter__(self) -> Iterator[Any]:
-        """None: a trainer looks ahead, and a batch of a trial is one that is trained on."""
+        """Yield nothing: a trainer would look ahead, and a batch of a trial counts as trained once it is taken."""
         return iter(())
 
 
@@ -52,7 +52,10 @@ class StepFetcher(_DataFetcher):
         self.fetched, self.done = 0, False
 
     def fetch(self, *, leaves: Callable[[], bool] = lambda: False) -> None:
-        """Raises Exhausted. ``leaves``: whether the loop is left early, asked once the last step has counted."""
+        """Get the next batch; raise Exhausted behind the last one.
+
+        ``leaves``: whether to leave early, asked once a step has counted.
+        """
         self._start_profiler()
         try:
             if self._batches is None:

@@ -32,13 +32,13 @@ class ElasticEnvironment(ClusterEnvironment):
         return 1
 
     def set_world_size(self, size: int) -> None:
-        """It is the scheduler's to set."""
+        """Do nothing: the scheduler sets the world size."""
 
     def global_rank(self) -> int:
         return get_core().shown_rank
 
     def set_global_rank(self, rank: int) -> None:
-        """It is the trial's to set."""
+        """Do nothing: the trial sets the rank."""
 
     def local_rank(self) -> int:
         return int(os.environ.get("LOCAL_RANK", "0"))

@@ -222,7 +222,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):
         return bool(most < (math.inf if self._batches_of_pass is None else self._batches_of_pass))
 
     def _dry_pass(self, fetcher: StepFetcher) -> None:
-        """Builds what a joiner receives into; counts nowhere."""
+        """Run one uncounted pass, so that a joiner has gradients and buckets to receive into."""
         trainer: Any = self.trainer
         state, connector = self.carried.present(), trainer._logger_connector
         batch, _, _ = next(fetcher)

@@ -121,7 +121,7 @@ class ElasticValidationLoop(_EvaluationLoop):
 class ElasticLoggerConnector(_LoggerConnector):
     @property
     def should_update_logs(self) -> bool:
-        """Also where one step of a large batch goes past the very step that is logged."""
+        """Tell whether this step is logged: it is, or one step of a large batch goes past the one that is."""
         trainer: Any = self.trainer
         loop = trainer._active_loop
         if not isinstance(loop, ElasticFitLoop) or trainer.log_every_n_steps == 0:

@@ -24,7 +24,7 @@ def refuse_old_lightning(epoch_loop: Any) -> None:
 
 
 def refuse_trainer(trainer: Any, *, in_trial: bool) -> None:
-    """``trainer``: Lightning's, about to fit."""
+    """Raise InvalidTraining if the Lightning trainer uses a feature that elastic trials do not support."""
     for callback in trainer.callbacks:
         for name, why in _REFUSED.items():
             kind = getattr(callbacks, name, None)
@@ -61,7 +61,7 @@ _REFUSED = {
 
 
 def refuse_another(loader: Any, first: Any) -> None:
-    """``loader``: elastic, made in the middle of training, in place of ``first``."""
+    """Refuse a loader made in the middle of training if it has another number of samples than ``first``."""
     for what, now, before in (
         ("samples", loader.source.num_samples, first.source.num_samples),
         ("samples per step", loader.batch_size, first.batch_size),

@@ -88,7 +88,7 @@ class ElasticStrategy(SingleDeviceStrategy):
 
     @global_rank.setter
     def global_rank(self, rank: int) -> None:
-        """It is the trial's to set."""
+        """Do nothing: the trial sets the rank."""
 
     @property
     def is_global_zero(self) -> bool:
@@ -199,7 +199,7 @@ class ElasticStrategy(SingleDeviceStrategy):
 
     @contextmanager
     def without_meeting(self) -> Iterator[None]:
-        """Within, this process does for itself what Lightning has all do together."""
+        """Let this process do for itself what Lightning has all processes do together."""
         before, self._meets = self._meets, False
         try:
             yield
@@ -207,7 +207,7 @@ class ElasticStrategy(SingleDeviceStrategy):
             self._meets = before
 
     def _together(self, action: Callable[[ReplicaGroup], T], alone: T) -> T:
-        """``alone``: the result for one replica, and for a step that does not count."""
+        """Run a collective; return ``alone`` for one replica, and for a step that does not count."""
         core = get_core()
         if not self._meets or not core.joined or core.generation.stands_alone or core.passes_do_not_count:
             return alone

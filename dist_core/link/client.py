@@ -59,7 +59,7 @@ class ControlChannel:
         return self._line.lost_for
 
     def close(self) -> None:
-        """Nothing more is sent; what is under way goes on."""
+        """Send nothing more; requests under way are finished."""
         self._closed.set()
 
     def let_go_if_closed(self) -> None:

@@ -34,7 +34,7 @@ class Line:
         timeout: httpx2.Timeout,
         transport: httpx2.BaseTransport | None = None,
     ) -> None:
-        """Raises httpx2.InvalidURL."""
+        """Prepare the connection; raise httpx2.InvalidURL."""
         self.url = url
         self._token = token
         self._server_file = server_file

@@ -49,7 +49,7 @@ class _Call:
 def measure_blocks(
     model: nn.Module, names: Sequence[str], microbatch: Any, *, repeats: int = REPEATS, warm_up: int = 1
 ) -> list[BlockCosts]:
-    """On the device that the model is on: medians over ``repeats`` passes of each block.
+    """Measure each block on the model's device: medians over ``repeats`` passes.
 
     ``names``: of the blocks' modules, in the order that the model calls them. ``microbatch``: what the model is called
     with, a tensor or a tuple of arguments. Gradients are as they were afterwards; batch norms have seen the microbatch.
@@ -219,7 +219,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _apart(value: Any) -> Any:
-    """The same values, no longer part of the model's pass; gradients reach them, as they would a stage's input."""
+    """Detach the values from the model's pass; gradients reach them, as they would a stage's input."""
     if isinstance(value, torch.Tensor):
         return value.detach().requires_grad_(value.is_floating_point())
     if isinstance(value, Mapping):

@@ -47,7 +47,7 @@ class Part:
     def of(self, whole: Sequence[T]) -> Sequence[T]: ...
 
     def of(self, whole: Any) -> Any:
-        """This part of a sequence, or of so many numbers from 0; the parts one after another are all of it."""
+        """Return this part of a sequence, or of the numbers from 0 to ``whole``; the parts in order are all of it."""
         if isinstance(whole, int):
             whole = range(whole)
         size = len(whole)

@@ -158,7 +158,7 @@ class PreparedData:
         return {name: read(row) for name, read in self._columns[batch].items()}
 
     def as_datasets(self) -> Any:
-        """The same files as a Hugging Face ``datasets.Dataset``."""
+        """Return the same files as a Hugging Face ``datasets.Dataset``."""
         from datasets import Dataset
 
         columns = {

@@ -124,7 +124,7 @@ def verify(path: Path, manifest: dict[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path, *, in_place: bool = False) -> dict[str, Any]:
-    """``in_place``: tensors are read when they are used, as far as they are."""
+    """Load a checkpoint; with ``in_place`` tensors are read from the file when they are used."""
     state: dict[str, Any] = torch.load(path / STATE, weights_only=True, map_location="cpu", mmap=in_place)
     return state
 
@@ -144,7 +144,10 @@ class CheckpointWriter:
     def __init__(
         self, folder: Path, *, on_error: Callable[[str], None], on_written: Callable[[], None] = lambda: None
     ) -> None:
-        """``on_written``: told of each checkpoint when this machine can read it, and again when it is on disk."""
+        """Write into ``folder``.
+
+        Call ``on_written`` when a checkpoint can be read on this machine, and again once it is on disk.
+        """
         self.folder = folder
         self._on_error = on_error
         self._on_written = on_written

@@ -79,7 +79,7 @@ class CheckpointReader(StorageReader):
         return Metadata({name: self._metadata(name) for name in self._chunks})
 
     def _take(self, name: str, value: Any) -> None:
-        """``value``: a whole tensor, or which rows of one are there."""
+        """Record a tensor, or a group of its rows, as a chunk of the checkpoint."""
         if isinstance(value, dict):
             rows, of = value["rows"], value["of"]
             at = (value["at"], *[0] * (len(of) - 1)) if of else ()

@@ -25,7 +25,7 @@ DIVIDED = "divided"
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """This process's part of a tensor that may be sharded."""
+    """Return this process's part of a tensor that may be sharded."""
     local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor.detach()
     return local
 
@@ -37,7 +37,7 @@ class Readers:
     member: int = 0
     members: int = 1
     sum: Callable[[Sequence[float]], Sequence[float]] = tuple
-    """Collective: over all of them."""
+    """Collective: add up vectors over all readers."""
     first_says: Callable[[Any], Any] = lambda value: value
     """Collective: what the first one has, a JSON value, for all."""
 

@@ -59,7 +59,7 @@ class Persistence:
         return self.checkpoints.folder
 
     def capture(self) -> dict[str, Any]:
-        """All states by name, tensors not copied."""
+        """Return all registered states by name, without copying tensors."""
         return self.registry.capture()
 
     def restore(self, states: dict[str, Any]) -> None:

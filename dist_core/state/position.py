@@ -127,11 +127,11 @@ class Position:
         return self.in_training_loop
 
     def note_loop_start(self, passes: int) -> None:
-        """``passes``: over the loop's data before it."""
+        """Note that a loop begins; ``passes``: complete passes over its data before."""
         self.loop_start = (self.loops_begun, passes)
 
     def pass_over_loop(self) -> None:
-        """A loop that the trial has completed was begun once more, and left."""
+        """Count a loop that the trial had completed before, and leave it at once."""
         self.loops_begun += 1
         self.leave_loop()
 
@@ -162,7 +162,7 @@ class Position:
             self.loops_done = self.done_before_leaving
 
     def epoch_done(self, epoch_size: int | None) -> None:
-        """``epoch_size``: as for ``in_epochs``."""
+        """End an epoch of the trial; ``epoch_size`` as for ``in_epochs``."""
         # A loop that the user left early does not make the next epochs longer.
         self.progress_shift += max(0.0, (self.epoch + 1) * (epoch_size or 0) - self.epoch_progress)
         self.epoch += 1

@@ -59,7 +59,7 @@ class RandomStreams(Listener):
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Within, all generators of the host draw what follows from ``seed``; afterwards they go on where they were."""
+    """Seed all generators of the host within this block; afterwards they go on where they were."""
     before = _of_host()
     try:
         torch.default_generator.manual_seed(seed)

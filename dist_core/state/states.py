@@ -35,7 +35,7 @@ class StateRegistry:
         """Names of unclaimed states that are a parent's."""
 
     def register(self, name: str, state: Stateful) -> None:
-        """Raises InvalidTraining when the name is taken: two states under one name would overwrite each other."""
+        """Register a state; raise InvalidTraining if the name is taken."""
         if name in self._states:
             raise InvalidTraining(f"a state named {name!r} is already registered; give each state its own name")
         self._states[name] = state
@@ -50,7 +50,7 @@ class StateRegistry:
         return any(each is state for each in self._states.values())
 
     def replace(self, name: str, state: Stateful) -> None:
-        """Another object holds the state of that name from now on; it keeps its own content."""
+        """Let another object hold the state of that name from now on; it keeps its own content."""
         self._states[name] = state
 
     def forget(self, prefix: str) -> None:
@@ -60,7 +60,7 @@ class StateRegistry:
                 del content[name]
 
     def unique_name(self, prefix: str) -> str:
-        """``prefix-0``, ``prefix-1``, ... in order of registration, which is the same on every replica."""
+        """Return ``prefix-0``, ``prefix-1``, ... in order of registration, which is the same on every replica."""
         index = 0
         while f"{prefix}-{index}" in self._states:
             index += 1
@@ -73,11 +73,11 @@ class StateRegistry:
         self._inherited.clear()
 
     def capture(self) -> dict[str, Any]:
-        """All states by name, tensors not copied."""
+        """Return all states by name, without copying tensors."""
         return {**self._unclaimed, **{name: state.state_dict() for name, state in self._states.items()}}
 
     def restore(self, content: dict[str, Any], *, inherited: bool = False) -> None:
-        """``inherited``: it is the state of a parent trial, and what is this trial's own stays."""
+        """Restore all states; of a parent trial's (``inherited``), not what is this trial's own."""
         self._inherited = set(content) if inherited else set()
         for name, value in content.items():
             if name in self._states:

@@ -178,7 +178,7 @@ LONGEST_SECONDS = 600.0
 BELIEVED_SECONDS = 4 * 3600.0
 """Mean time to failure that is assumed before anything is known."""
 BELIEF = 0.25
-"""Weight of that assumption, in failures."""
+"""Weight of the assumed mean time to failure, as a number of failures."""
 
 
 def mean_time_to_failure(*, failures: int, trained_seconds: float) -> float:

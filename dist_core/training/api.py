@@ -123,7 +123,7 @@ def set_checkpoint_interval(seconds: float | None) -> None:
 
 
 def rank() -> int:
-    """This replica's; before the first training step, its place among those that the trial was started with."""
+    """Return this replica's rank; before the first training step, its place among those that were started together."""
     return training_core().rank
 
 

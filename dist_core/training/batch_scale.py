@@ -74,7 +74,7 @@ class BatchScale:
 
     @contextmanager
     def applied_to(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """Within, the optimizer's learning rates are those of this step."""
+        """Scale the optimizer's learning rates for this step within the block."""
         factor, groups = self.factor_of(optimizer), optimizer.param_groups
         if factor == 1.0:
             yield
@@ -89,7 +89,7 @@ class BatchScale:
                 group["lr"] = rate
 
     def rates_as_set(self) -> list[float]:
-        """As the user and the schedules have set them; those that lie on a GPU are left out."""
+        """Return the rates that the user and the schedules have set, without those that lie on a GPU."""
         groups = (group for optimizer in self._optimizers for group in optimizer.param_groups)
         return [float(rate) for rate in (group["lr"] for group in groups) if not _is_on_a_gpu(rate)]
 

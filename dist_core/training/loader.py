@@ -301,7 +301,7 @@ class AdaptiveDataLoader:
             core.adaptation.use_bounds(self.bounds)
 
     def evaluate(self) -> Iterator[Any]:
-        """One pass, as an evaluation, whatever mode the models are in: nothing is trained."""
+        """Evaluate one pass, whatever mode the models are in: nothing is trained."""
         core = get_core()
         self._note_workers(core)
         return self._evaluation(TrainingLoop(self, self._marks)).evaluate(core)
@@ -366,7 +366,7 @@ class Evaluation:
         self._shared = shared
 
     def evaluate(self, core: Replica, seen: tuple[int, int] | None = None) -> Iterator[Any]:
-        """One pass without training: this replica's share of the samples, nothing shared with the others.
+        """Yield one pass without training: this replica's share of the samples.
 
         ``seen``: first and number of those, in the order of training, that the replicas have had already.
         """
@@ -406,7 +406,7 @@ class Evaluation:
         return -(-len(evaluation_share(samples, rank=rank, world_size=world_size, batch=batch)) // batch)
 
     def train_unless_it_evaluates(self, core: Replica) -> Iterator[Any]:
-        """As below, over a loader that is known to train: a trainer may put its model into training mode in the body.
+        """Train, unless the body turns out to evaluate: a trainer may put its model into training mode in the body.
 
         If nobody trained on the first batch, it was the first of an evaluation, which goes on with the other samples.
         """
@@ -429,7 +429,7 @@ class Evaluation:
         yield from self.evaluate_unless_it_trains(core, seen)
 
     def evaluate_unless_it_trains(self, core: Replica, seen: tuple[int, int] | None = None) -> Iterator[Any]:
-        """All models are in evaluation mode and gradients on: somebody evaluates, or trains with frozen statistics.
+        """Evaluate, unless an optimizer steps: all models are in evaluation mode, and gradients are on.
 
         What tells is an optimizer that steps. What ran until then is undone, and the loop begins as one that trains.
         """

@@ -130,7 +130,7 @@ class AdaptiveDataParallel(MeasuredModel, DistributedDataParallel):
 
     @property
     def _reduces_nothing(self) -> bool:
-        """One replica needs DDP's machinery only to have its buckets in order before others join."""
+        """Tell whether passes go around DDP: one replica needs it only to have its buckets ready for joiners."""
         return (
             self._over.is_alone
             and not self.part.step_place.is_dry

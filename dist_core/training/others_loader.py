@@ -25,7 +25,7 @@ _TAKEN_OVER = (
 def elastic_like(
     theirs: DataLoader[Any], kind: type[Loader], *, whom: str, processes: int = 1, passes: int = 1, **options: Any
 ) -> Loader:
-    """``processes``: each of which the loader's batch is one's own; ``passes``: of a step, with a batch each.
+    """Return an elastic loader in place of one that serves ``processes``, in ``passes`` a step.
 
     Raises InvalidTraining for a loader whose batches somebody else cuts; ``whom`` it was given to.
     """

@@ -133,11 +133,11 @@ class BucketReduction:
 
     @property
     def proposal(self) -> int | None:
-        """On rank 0, the candidate to keep once all have been timed; None before, and after it was announced."""
+        """Return the candidate to keep, on rank 0 once all have been timed; None before, and after it was announced."""
         return self._choice.proposal
 
     def tune(self, announced: int | None) -> None:
-        """At a step boundary, on all replicas: go to the next candidate, or to the one that rank 0 announced."""
+        """Go to the next candidate, or to the one that rank 0 announced; on all replicas, at a step boundary."""
         if not self.is_alone:
             self._choice.tune(announced, self._model, self.group)
 

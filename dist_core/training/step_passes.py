@@ -182,7 +182,7 @@ class StepPasses(PassesOfSteps):
         self._has_come = True
 
     def note_loss_scale(self) -> None:
-        """As it is during backward: the scaler changes it before the step is over."""
+        """Note the loss scale during backward: the scaler changes it before the step is over."""
         if self.place.measures and self._wrapped.scaler is not None:
             self.measurements.loss_scale = loss_scale_of(self._wrapped.scaler)
 

@@ -74,7 +74,7 @@ class StepTimes:
         self._begin_pass()
 
     def note(self, step: StepPlan, *, measures: bool) -> None:
-        """This step's times count, once they are known."""
+        """Record a step's times once they are known."""
         core = self._core
         assert core.adaptation is not None
         group = core.generation.group

@@ -58,7 +58,10 @@ def measurements_of(
     device: Device,
     preconditioned: bool | None,
 ) -> Measurements:
-    """``preconditioned``: as the optimizers see gradients; None: for Adam's family."""
+    """Return what measures the noise.
+
+    ``preconditioned``: as the optimizers see gradients, or None for Adam's family only.
+    """
     precondition = all(map(is_adam, optimizers)) if preconditioned is None else preconditioned
     return Measurements(module, device, AdamPreconditioner(optimizers) if precondition else None, core.warn)
 

@@ -54,7 +54,7 @@ class ChosenLayout(Listener):
         return self._possible(self._terms) if self._terms else ()
 
     def _possible(self, terms: Iterable[LayoutTerms]) -> tuple[LayoutTerms, ...]:
-        """Without those that have run out of memory with the smallest batch."""
+        """Return the layouts without those that have run out of memory with the smallest batch."""
         hopeless = self._memory_limit.hopeless
         return tuple(each for each in terms if str(each.layout) not in hopeless)
 

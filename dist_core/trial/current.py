@@ -41,7 +41,7 @@ def get_core() -> Replica:
 
 @contextmanager
 def presenting(core: Replica) -> Iterator[None]:
-    """Within, this is the core of whoever asks in this context: one process may hold several replicas."""
+    """Make this the core of whoever asks in this context: one process may hold several replicas."""
     token = _present.set(core)
     try:
         yield

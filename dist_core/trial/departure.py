@@ -50,7 +50,7 @@ class Departure:
         self._leave_as_asked(must_leave=must_leave, is_paused=is_paused)
 
     def leave_evaluation_if_asked(self) -> None:
-        """Between two batches of an evaluation, which runs from its beginning when the trial goes on.
+        """Leave between two batches of an evaluation if asked to; it runs from its beginning when the trial goes on.
 
         All processes of a replica leave behind the same batch; they evaluate the same ones.
         """
@@ -90,7 +90,7 @@ class Departure:
 
 
 class Preemption(Voter):
-    """Whoever is told to save and leave takes all replicas along, behind the same step."""
+    """Voter that makes all replicas leave after the same step once one of them is told to save and leave."""
 
     name = "leave"
 

@@ -97,7 +97,7 @@ class ElasticWorld(dist.ProcessGroup):
         return self._make([each], [], lambda over: over._allgather_base(places, flat, *_given(options)), alone)
 
     def _allgather_base(self, output: Any, input: Any, opts: Any = None) -> dist.Work:  # noqa: A002  # torch's names
-        """As it was called before torch 2.13."""
+        """Gather into one tensor, by the name that this call had before torch 2.13."""
         return self.all_gather_single(output, input, opts)
 
     def allreduce_coalesced(self, tensors: Any, options: Any = None) -> dist.Work:
@@ -117,7 +117,7 @@ class ElasticWorld(dist.ProcessGroup):
         *,
         on_host: bool = False,
     ) -> dist.Work:
-        """``changed``: inputs that are worked on in place; ``alone``: what stands for it where nobody takes part."""
+        """Make a collective; ``changed``: inputs changed in place, ``alone``: its result where nobody takes part."""
         generation, position = self._generation, self._position
         if not self._takes_part():
             alone()

@@ -30,7 +30,10 @@ class Entering:
         self._life = life
 
     def enter(self, prepared: Prepared, *, agree: bool) -> None:
-        """``agree``: on a batch size; else one came with the state, or with the round that decided on this."""
+        """Enter the prepared generation.
+
+        ``agree``: on a batch size, where none came with the state or the last round.
+        """
         self._generation.enter(prepared)
         self._membership.commit(prepared)
         self._life.entered(self._generation.group.rank, self._generation.number)
@@ -38,7 +41,7 @@ class Entering:
             self.batch.agree()
 
     def say_that_we_switched(self, since: float | None = None) -> None:
-        """``since``: when training stopped for it, by ``time.perf_counter``."""
+        """Report the switch; ``since``: when training stopped for it, by ``time.perf_counter``."""
         if since is not None:
             self._news.note_pause(time.perf_counter() - since)
         if self._generation.group.rank == 0:

@@ -26,7 +26,7 @@ class Resumption(Listener):
         self._life = life
 
     def find_out(self, limit: int) -> None:
-        """Raises ReplicaExit when the trial is about over."""
+        """Find out where the trial stands; raise ReplicaExit when it is about over."""
         if not self._position.own_steps:
             self._life.began()
         if self._states.keeps_some:
@@ -87,7 +87,7 @@ class Epochs:
         *,
         more_epochs: int = 0,
     ) -> None:
-        """``more_epochs``: trained beyond those that the code asks for."""
+        """Count the trial's epochs, and ``more_epochs`` beyond those that the code asks for."""
         self._position = position
         self._resumption = resumption
         self._pacing = pacing
@@ -111,7 +111,7 @@ class Epochs:
         return limit
 
     def refuse_extension(self, setting: str) -> None:
-        """Raises InvalidTraining for a trial that is to train more epochs than its trainer will."""
+        """Raise InvalidTraining for a trial that is to train more epochs than its trainer will."""
         if self.more_epochs:
             raise InvalidTraining(
                 f"this trial is to train {self.more_epochs} epochs more than its code asks for, but how many a trainer "

@@ -21,7 +21,7 @@ from dist_core.trial.script_habits import ScriptHabits
 
 class Heals(Protocol):
     def heal(self, *, in_step: bool) -> None:
-        """Another replica vanished: wait for the generation without it and go on from the furthest survivor.
+        """Recover from a lost replica: wait for the generation without it and go on from the furthest survivor.
 
         Possible at a step boundary of the epoch everybody is in; elsewhere PeerLost ends this replica and the trial
         resumes from its checkpoint. Raises RunAgain where the lost one has taken a part of an evaluation with it.
@@ -136,7 +136,7 @@ class Healing:
         self._life.lost()
 
     def enter_smaller(self, prepared: Prepared) -> None:
-        """Some leave and nobody joins: all that stay have the trial's state, up to the last step of who leaves."""
+        """Enter a generation that some leave and nobody joins: all that stay have the trial's state."""
         lost = healed = None
         try:
             healed = self._heal.meet_if_awaited(prepared, self._survivor, enter=self._go_on)
@@ -164,7 +164,7 @@ class Healing:
 
 
 class NoHealing:
-    """Without a scheduler nobody forms a generation of those that are left."""
+    """Recovery without a scheduler: raise PeerLost, because nobody can form a new generation."""
 
     def __init__(self, generation: Generation, sums: RunningSums) -> None:
         self._generation = generation

@@ -89,7 +89,10 @@ class Passes(Protocol):
         ...
 
     def begin(self, step: StepPlan, index: int, *, measures: bool) -> None:
-        """A pass of a micro-batch."""
+        """Begin the pass of micro-batch ``index`` of ``step``.
+
+        ``measures``: whether its gradients feed the noise scale.
+        """
         ...
 
     @property
@@ -112,7 +115,7 @@ class Passes(Protocol):
     def end_probe(self, *, trained: bool) -> None: ...
 
     def begin_dry(self) -> None:
-        """A joiner's pass on its own: builds the buckets, changes nothing that lasts."""
+        """Begin a joiner's dry pass, which only lays out gradient buckets."""
         ...
 
     def end_dry(self) -> None:

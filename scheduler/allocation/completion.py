@@ -24,7 +24,7 @@ SPREAD = 0.7
 STEP = 0.1
 """Part of a trial's remaining work that is taken away to see what difference it makes."""
 MOST_EXACT = 60
-"""Trials up to which prices come from the fluid schedule; beyond, the rule's own weights stand in for them."""
+"""Largest number of trials whose prices are computed exactly (fluid schedule); above it heSRPT's weights are used."""
 
 
 def rank_weights(remaining: Floats, spread: float = SPREAD) -> Floats:

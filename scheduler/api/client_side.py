@@ -120,7 +120,10 @@ def token_routes(service: Service, access: ClientAccess) -> APIRouter:
 
     @routes.post("/tokens")
     def give_token(client: Client, body: TokenBody) -> dict[str, str]:
-        """A study's token or a reader's, or a new one in the place of any."""
+        """Return the token of a study or of readers.
+
+        With ``replace``, issue a new one (also of the owner) and revoke the old.
+        """
         allow(client)
         kind = Access(body.access)
         study = access.find_study(body.study)

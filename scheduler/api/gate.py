@@ -31,7 +31,7 @@ AGENTS = "/agents/"
 """Prefix of the routes that agents alone may call."""
 CHECKPOINTS = "/agents/checkpoints/"
 LARGEST_CHECKPOINT = 256 * 1024**3
-"""Largest checkpoint; they go to the disk as they come, and say so when it is full."""
+"""Largest checkpoint, in bytes. It is streamed to disk, and refused when the disk is full."""
 READING = ("GET", "HEAD")
 OVER = ("/page/session", "/page/links")
 """Routes open beside reading where nothing runs any more."""

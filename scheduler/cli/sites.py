@@ -110,7 +110,7 @@ def _machine(wanted: Wanted) -> Chosen:
 
 
 def _in_allocation(wanted: Wanted) -> Chosen | None:
-    """None where the allocation is this machine alone, whose slots need nobody else to start anything."""
+    """Choose the site for all nodes of this Slurm job; None if the job has this node only."""
     from scheduler.slurm.agents import address_for
     from scheduler.slurm.allocation_site import AllocationSite
     from trials.errors import SlurmRefused, SlurmUnreachable

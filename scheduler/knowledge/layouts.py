@@ -14,7 +14,7 @@ from trials.record import TrialRecord
 
 
 def present_layout(trial: TrialRecord, hints: Hints | None) -> str:
-    """As the scheduler has chosen it; where it has chosen a number of slots only, as the code says what it did then."""
+    """Return the trial's present layout: the scheduler's choice, completed by what the code reports."""
     return as_told(trial.layout or str(trial.slots_per_replica), hints) if trial.layout or _tells(hints) else ""
 
 

@@ -45,7 +45,7 @@ class Measuring:
 
 
 def measurement(trial: TrialRecord, hints: Hints, view: TrialView | None, now: float) -> Measurement:
-    """Return what the trial says of itself, beside what is predicted for it at this size."""
+    """Return the trial's latest measurements and the predictions for its present size."""
     assert hints.bounds is not None
     scale = hints.global_batch / hints.bounds.init_batch if hints.bounds.init_batch else 1.0
     step_seconds = noise_scale = None

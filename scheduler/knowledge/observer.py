@@ -39,7 +39,7 @@ IDLE_SECONDS = 86400.0
 STOPPED = frozenset({TrialState.PRUNED, TrialState.CANCELLED})
 SHORTEST_EPOCH_SECONDS = 1e-3
 OFFER_SECONDS = 15.0
-"""A generation is offered at most so long before the trial comes to the epoch in which its joiners wait."""
+"""Longest time for which a generation is offered before the epoch in which its joiners wait."""
 
 
 class Observer:

@@ -53,7 +53,7 @@ def _objection(asked: Mapping[str, Any], settings: ClusterSettings) -> str | Non
 
 
 def _with_fields(words: str) -> str:
-    """Fields as the resource calls them: min_replicas is spec.minReplicas there."""
+    """Replace Python field names in a message by those of the resource (min_replicas: spec.minReplicas)."""
     found = re.sub(r"\b([a-z]+(?:_[a-z]+)+)\b", lambda match: f"spec.{_shown(match.group(1))}", words)
     return found.replace("spec.spec.", "spec.")
 

@@ -58,7 +58,7 @@ class PodTokens:
         return Identity(Access.REPLICA, replica_id) if owner == replica_id and until > self._clock() else None
 
     def ask(self, token: str, replica_id: str) -> Identity | None:
-        """None: it is not that replica's. Raises ClusterUnreachable; ClusterRefused where reviews are not allowed."""
+        """Ask the API server whether the token is that of the replica's pod; return its identity or None."""
         claimed = _claims(token)
         namespace = self._namespace_of(replica_id)
         if namespace is None or claimed != (namespace, replica_id):

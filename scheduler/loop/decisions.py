@@ -41,7 +41,7 @@ class Decisions:
     # ------------------------------------------------------------------ what it is told, by any thread
 
     def decide_anew(self) -> None:
-        """At the next look, whenever the last decision was."""
+        """Decide again at the next tick, even if the interval has not passed."""
         self._changed = True
 
     def note_plans(self, study: str, plans: Plans) -> None:

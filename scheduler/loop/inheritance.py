@@ -74,9 +74,9 @@ class Inheritance:
         return False
 
     def _has_shared(self, child: TrialRecord) -> bool:
-        """Tell whether the epochs that a trial shares with its parent are trained, or are its own to train.
+        """Tell whether a trial may start: its shared epochs are trained, or it has to train them itself.
 
-        Until then it is on hold, and no slots are meant for it.
+        Until then it is on hold.
         """
         if not self._files.hand_on(child):
             try:

@@ -44,7 +44,7 @@ class GoodputSettings:
     most_settle_seconds: float = 30.0
     """But not longer: its steps may be long."""
     unknown_seconds: float = 60.0
-    """Taken as the remaining work of a trial that neither says its length nor has run."""
+    """Remaining work, in seconds, assumed for a trial that has declared no length and not run yet."""
 
 
 class GoodputTable:
@@ -212,7 +212,7 @@ class GoodputTable:
         return float(np.interp(count, self.counts, self.speeds[row]))
 
     def speed_before(self, row: int, view: TrialView) -> float:
-        """Return the speed with the slots and the layout that it has."""
+        """Return the trial's predicted speed with its present slots and layout."""
         return self._before.get(row, self.speed(row, view.held_slots))
 
     def numbers(self, row: int, view: TrialView, count: int) -> dict[str, float]:

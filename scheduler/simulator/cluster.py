@@ -14,7 +14,7 @@ from trials.launch.base import NodeSlots
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeKind:
-    """Nodes of one kind beside others: ``speed`` is how many times as fast their slots compute as measured ones."""
+    """Kind of node in a simulated cluster. ``speed``: factor on the measured speed of its slots."""
 
     name: str
     nodes: int

@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class TrueSpeed:
-    """Steps a second with the batch size that the job's user asked for."""
+    """True speed of a simulated job, in steps per second at the user's batch size, for policies that are told it."""
 
     training: SimulatedTraining
     kind: str = ""

@@ -26,7 +26,7 @@ from trials.states import TrialState
 from trials.store import SqlBacking
 
 SUCCESSOR_SECONDS = 5.0
-"""A trial that is submitted within so long after an end of its study is that one's successor."""
+"""Longest gap after the end of a trial in which the next submission counts as its successor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -258,7 +258,7 @@ class SimulatedTraining:
         return min(atomic, int(bounds.max_batch / (replicas * (accumulation + 1)))), accumulation
 
     def steps_left(self) -> float:
-        """Return the steps that are left, with a fixed batch size, as the measurements have it."""
+        """Return the number of steps left at the fixed batch size, from the measured traces."""
         last, batch = len(self.application.epoch_ends) - 2, self._fixed_batch or self.application.bounds.init_batch
         if last <= self.epoch:
             return 1.0

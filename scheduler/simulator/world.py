@@ -186,7 +186,7 @@ class World:
         self._woken = True
 
     def _react(self) -> None:
-        """Replicas do what they are through with, and the loop ticks when it is woken or its time has come."""
+        """Let simulated replicas act, then tick the loop while it is woken or due."""
         self._replicas.obey(self.now)
         while self._woken or self.now >= self._ticked_at + self._tick_seconds:
             self._woken, self._ticked_at = False, self.now

@@ -60,7 +60,7 @@ class UsedHours:
 LEAST_POLL_SECONDS = 2.0
 """Between two questions to the controller, however much happens."""
 WAITING_POLL_SECONDS = 5.0
-"""The same while jobs wait; agents say themselves that theirs has begun."""
+"""Shortest time between two polls of the queue while jobs wait."""
 CALM_POLL_SECONDS = 30.0
 """The same while all jobs have agents that call."""
 EXCITED_SECONDS = 15.0
@@ -84,7 +84,7 @@ logger = logging.getLogger(__name__)
 
 
 class Queue(Protocol):
-    """Jobs of this pool. All raise SlurmRefused or SlurmUnreachable."""
+    """Queue of this pool's jobs; all methods raise SlurmRefused or SlurmUnreachable."""
 
     def submit(self, count: int, name: str) -> str: ...
 

@@ -313,7 +313,7 @@ class Agent:
                 self._over.wait(RETRY_SECONDS)
 
     def _tell(self) -> None:
-        """Say at once what has changed; what does not arrive is said by the next question for orders."""
+        """Send changes at once, in a thread; what is lost is sent with the next poll."""
         while not self._over.is_set():
             self._told.wait()
             self._told.clear()

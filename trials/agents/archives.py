@@ -17,7 +17,7 @@ KEPT = 2
 """Checkpoints kept of each writer; a replica of several processes has as many writers."""
 CHUNK = 1 << 20
 NAME = re.compile(r"^(?:(?:ended|after-\d{1,9})/)?(?:part-\d{1,4}/)?checkpoint-\d{8}$")
-"""A checkpoint's folder, as seen from that of its trial."""
+"""Pattern of a checkpoint's path, relative to its trial's folder."""
 _FILE = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$")
 _BLOCK = tarfile.BLOCKSIZE
 

@@ -16,9 +16,9 @@ OF_INSTALLATION = ("site-packages", "dist-packages", "lib/python")
 
 
 def python_path(given: Sequence[str], moved: Callable[[str], str]) -> list[str]:
-    """Folders of the user's own modules that are here as well; installed packages are this machine's.
+    """Return the folders of the user's own modules that exist on this machine.
 
-    ``moved``: where a path is found here.
+    ``moved``: maps a path to this machine.
     """
     own = [moved(path) for path in given if not any(part in path for part in OF_INSTALLATION)]
     return [path for path in own if os.path.isdir(path)]

@@ -14,7 +14,7 @@ COMMAND_LINE = "ELASTUNE_COMMAND_LINE"
 MOVED = "ELASTUNE_MOVED"
 """Names a folder and where it is found on this machine, as OLD=NEW."""
 LOADED_BY = (COMMAND_LINE, MOVED)
-"""Replicas for which these are alike run the same script."""
+"""Environment variables that decide which script a replica loads."""
 
 
 def take_command_line() -> None:
@@ -32,7 +32,7 @@ def moved_path(path: str) -> str:
 
 
 def moved(path: str, old: str, new: str) -> str:
-    """Return where a path is found whose folder ``old`` has become ``new``."""
+    """Return ``path`` with the leading folder ``old`` replaced by ``new``."""
     if path == old or path.startswith(old.rstrip("/") + "/"):
         return new.rstrip("/") + path[len(old.rstrip("/")) :]
     return path

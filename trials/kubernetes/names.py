@@ -26,7 +26,7 @@ PLACEHOLDER_LABEL = f"{GROUP}/placeholder"
 LEADER_LABEL = f"{GROUP}/leader"
 
 LONGEST_TRIAL_NAME = 50
-"""A replica's name is its trial's and nine characters more; a label's value has at most 63."""
+"""Longest trial name: replica names add nine characters, and label values have at most 63."""
 _LABEL = re.compile(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
 
 

@@ -25,7 +25,7 @@ class ClusterSettings:
     namespaces: tuple[str, ...] = ()
     """Further namespaces in which it looks after trials."""
     instance: str = "elastune"
-    """Tells its pods from those of another scheduler in the same cluster."""
+    """Name of this scheduler, by which its pods are told from those of others in the cluster."""
     slot: Mapping[str, str] = field(default_factory=lambda: dict(DEFAULT_SLOT))
     """Request and limit of one replica, in Kubernetes's resources."""
     image: str = ""

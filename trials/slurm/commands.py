@@ -70,7 +70,7 @@ class Slurm:
         raise SlurmRefused(f"{command} {arguments[0] if arguments else ''}: {words or f'status {done.returncode}'}")
 
     def hostnames(self, nodes: str) -> list[str]:
-        """The nodes that such as ``n[1-4,7]`` stands for; needs no controller."""
+        """Expand a host list such as ``n[1-4,7]`` to names; needs no controller."""
         return self.run("scontrol", "show", "hostnames", nodes).split()
 
 

@@ -128,7 +128,7 @@ def parse_jobs(listed: str, mark: str) -> list[QueuedJob]:
 
 
 def _seconds(text: str) -> float | None:
-    """Slurm prints local time."""
+    """Convert a Slurm timestamp (local time) to seconds since the epoch; None if it is none."""
     if not re.match(r"\d{4}-\d\d-\d\dT", text):
         return None
     return datetime.datetime.fromisoformat(text).astimezone().timestamp()

@@ -109,7 +109,7 @@ class Backing:
         return self._changing
 
     def noting(self) -> AbstractContextManager[object]:
-        """Return what a thread holds while it writes what could be measured or told again."""
+        """Return the lock for writes that may be lost, such as measurements."""
         return self._changing
 
     def name_of(self, spec: TrialSpec) -> str:

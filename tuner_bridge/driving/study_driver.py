@@ -227,7 +227,7 @@ class StudyDriver:
             logger.warning("trial %s was not cancelled: %s", trial_id, error)
 
     def history(self, trial_id: str) -> list[str]:
-        """A line for each thing that happened to it."""
+        """Return the trial's history, one line of text per event."""
         try:
             entries = self.client.request("GET", f"/trials/{trial_id}")["history"]
         except SchedulerError as error:
@@ -470,7 +470,7 @@ def has_ended(identity: str) -> bool:
 
 
 PATIENCE_SECONDS = 2.0
-"""Trials begin within this time where nothing is in their way."""
+"""Seconds without a start after which the driver prints why the first trial waits."""
 
 
 class FirstWords:

@@ -89,7 +89,7 @@ _kept: dict[str, Any] = {}
 
 
 def receive_from(shipped: ShippedCode, file_of: Callable[[str], Path]) -> Any:
-    """Load it from files, which are found by their digests."""
+    """Load the shipped object; ``file_of`` finds a file by its digest."""
     present = f"{sys.version_info.major}.{sys.version_info.minor}"
     if shipped.python != present:
         image = os.environ.get("ELASTUNE_IMAGE")
@@ -177,7 +177,7 @@ def _import_if_there(name: str) -> None:
 
 
 def _become_main(facts: Mapping[str, str]) -> None:
-    """Have ``__main__`` be the driver's, without what its top level did."""
+    """Install a ``__main__`` module like the driver's, without executing the script."""
     main = types.ModuleType("__main__")
     file = facts.get("file")
     if file:

@@ -152,7 +152,10 @@ class _Trial:
 
 
 class ExperimentDriver:
-    """``send`` gives a message to NNI's manager; from any thread."""
+    """Driver of an NNI experiment: submits its trials and answers its replicas.
+
+    ``send``: delivers a message to NNI's manager, from any thread.
+    """
 
     def __init__(
         self, experiment: Mapping[str, Any], driver: StudyDriver, send: Callable[[Mapping[str, Any]], None]

@@ -70,7 +70,7 @@ def _flush_results() -> None:
 
 
 def _take_exits_for_ends(core: Participant) -> None:
-    """A script may end by ``os._exit(0)`` once it has told its final result; nothing behind it would tell its end."""
+    """Patch ``os._exit``, so that ``os._exit(0)`` after the final result counts as success."""
     leave, own = os._exit, os.getpid()
 
     def leaving(status: int) -> NoReturn:

@@ -49,7 +49,7 @@ def set_current_trial(trial: ElasticTrial) -> None:
 
 
 def run_script(script: Script, trial: ElasticTrial) -> Any:
-    """Run the script for a trial and give the trial's value; None on replicas that do not speak for it."""
+    """Run the script for a trial and return its value; None on replicas that do not report."""
     set_current_trial(trial)
     script.run()
     if not trial.speaks:

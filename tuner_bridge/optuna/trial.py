@@ -173,7 +173,7 @@ class ElasticTrial(optuna.Trial):
 
     @property
     def _stands_outside(self) -> bool:
-        """Tell whether what this replica would report has been reported, or will be by others."""
+        """Tell whether this replica has to stay silent, because the value was reported or others report it."""
         core = self._core
         return core.passes_do_not_count or not (core.joined or core.reports)
 
@@ -380,7 +380,7 @@ class ElasticTrial(optuna.Trial):
 
 
 def _is_a(value: object, kind: type) -> bool:
-    """NumPy's numbers among them."""
+    """Tell whether the value is of ``kind`` (NumPy scalars count)."""
     return isinstance(value, kind)
 
 

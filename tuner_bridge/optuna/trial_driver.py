@@ -73,7 +73,7 @@ class OptunaDriver(StudyDriver):
         self.ends_when_spent = True
 
     def attach(self, terms: Mapping[str, Any] | None = None, *, patience_seconds: float = 0.0) -> None:
-        """Become the study's driver, as a study of its own where it is a copy: see `StudyDriver.attach`."""
+        """Become the study's driver. A copied study gets a key of its own; see `StudyDriver.attach`."""
         if self._is_known:
             self._leave_to_the_original()
         super().attach(terms, patience_seconds=patience_seconds)

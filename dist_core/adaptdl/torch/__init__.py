@@ -72,7 +72,10 @@ def init_process_group(
 
 
 class AdaptiveDataParallel(_AdaptiveDataParallel):
-    """As in AdaptDL; the fourth argument is a gradient scaler, a scaling rule or a name, as its versions had it."""
+    """AdaptDL's ``AdaptiveDataParallel``, with AdaptDL's argument order.
+
+    ``fourth``: gradient scaler, scaling rule or name, as in that AdaptDL version.
+    """
 
     def __init__(
         self,

@@ -66,7 +66,7 @@ class Measurements:
         self._whole_norm = self.loss_scale = None
 
     def measure_part(self, share: float) -> None:
-        """One micro-batch is through its backward pass, with this share of the batch's examples."""
+        """Measure one micro-batch after its backward pass; ``share``: its part of the batch's examples."""
         self._part_norms.append(self.norm_of_all() * share)
 
     def measure_whole(self) -> None:

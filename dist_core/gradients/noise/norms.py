@@ -56,7 +56,7 @@ def squared_norm_of_all(gradients: Iterable[tuple[torch.Tensor, torch.Tensor]]) 
 
 
 def summed(numbers: Sequence[torch.Tensor]) -> torch.Tensor:
-    """On the device of the first: a model that is spread over several has some on each."""
+    """Sum on the device of the first number: a model that is spread over several devices has some on each."""
     place = numbers[0].device
     return torch.stack([each.to(place) for each in numbers]).sum()
 
@@ -114,7 +114,7 @@ class AdamPreconditioner:
         """Norms are taken by the thread that computes gradients and by the one that reduces them."""
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """One of the optimizers has stepped once more."""
+        """Note that one of the optimizers has stepped once more."""
         if self._steps is not None:
             for index, each in enumerate(self._optimizers):
                 self._steps[index] += each is optimizer

@@ -34,7 +34,7 @@ class OrderedWorker:
         self._line.close()
 
     def _do(self, job: Callable[[], torch.Tensor], device: Device, asked: Mark, result: ReducedBucket) -> None:
-        """``asked``: the bucket is written by then."""
+        """Run one job of the queue; at the mark ``asked`` its bucket is written."""
         if id(device) not in self._streams:
             self._streams[id(device)] = device.stream()
         with self._streams[id(device)].behind(asked):

@@ -21,7 +21,10 @@ class PowerSGD(ReductionStrategy):
     needs = GroupNeeds(extra=1)
 
     def __init__(self, matrix_rank: int = 2, warm_up_steps: int = 20) -> None:
-        """``warm_up_steps`` are reduced uncompressed; torch wants at least 2 of them, one for each bucket layout."""
+        """Compress to this rank, behind ``warm_up_steps`` uncompressed ones.
+
+        Torch wants at least 2, one a bucket layout.
+        """
         if matrix_rank < 1 or warm_up_steps < 2:
             raise InvalidTraining(
                 f"power_sgd was given matrix_rank={matrix_rank}, warm_up_steps={warm_up_steps}; matrix_rank must be "

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.15
-"""Between two looks: what happens in between reaches the page together."""
+"""Seconds between two updates of the page."""
 IDLE_SECONDS = 60.0
 """A board that nobody watches is put away after that long."""
 MOST_REPORTS = 100_000

@@ -396,7 +396,7 @@ class ClusterBacking(Backing):
         self._events.append((fact.trial_id, fact))
 
     def show_study(self, name: str, shown: Mapping[str, Any]) -> None:
-        """Fields of a study's status that are for people, or can be told again; at once, whatever comes of it."""
+        """Write informational fields to a study's status now, without retrying."""
         kept = self.studies.get(name)
         if kept is not None:
             self._api.patch(STUDIES, kept.namespace, kept.name, {"status": dict(shown)}, "status")

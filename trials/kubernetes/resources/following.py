@@ -243,6 +243,6 @@ class Following:
 
 
 def _submitted_at(document: Mapping[str, Any]) -> float:
-    """Trials without a record come last."""
+    """Return the submission time of a trial; infinity if it has no record, so that it sorts last."""
     record = (document.get("status") or {}).get("record") or {}
     return float(record.get("submittedAt", float("inf")))
