@@ -100,10 +100,11 @@ def close_connections(group: dist.ProcessGroup) -> None:
 
 
 def build_nccl_group(store: Store, *, rank: int, world_size: int, timeout: timedelta, name: str) -> dist.ProcessGroup:
-    """The same over NCCL. Its connections are made by the first collective; see ``connect_nccl_group``.
+    """Build a process group over NCCL, like ``build_gloo_group``.
 
-    A collective that does not end ends the process after a while, as torch is set up. These groups are left to us: what
-    waits for one who is lost is aborted as soon as the round over Gloo, which fails at once, says so.
+    Its connections are made by the first collective; see ``connect_nccl_group``. A collective that does not end ends
+    the process after a while, as torch is set up. These groups are left to us: what waits for one who is lost is
+    aborted as soon as the round over Gloo, which fails at once, says so.
     """
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout

@@ -11,7 +11,7 @@ from types import ModuleType
 
 
 def when_imported(name: str, then: Callable[[], object]) -> None:
-    """``then`` is called in the thread that imports the module, before its import statement goes on.
+    """Call ``then`` in the thread that imports the module, before its import statement goes on.
 
     A later call for the same name takes the place of an earlier one.
     """

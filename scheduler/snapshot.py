@@ -28,7 +28,7 @@ class SpeedModel(Protocol):
         ...
 
     def on(self, kind: str) -> SpeedModel:
-        """The same trial on nodes of that kind."""
+        """Return the model of the same trial on nodes of that kind."""
         ...
 
     @property
@@ -275,7 +275,7 @@ class Grant:
 
 
 def check_grants(snapshot: Snapshot, grants: Mapping[str, Grant]) -> None:
-    """Raises ValueError for slots that do not exist, negative ones, and counts outside a trial's bounds."""
+    """Raise ValueError for slots that do not exist, negative ones, and counts outside a trial's bounds."""
     room = {node.name: node.slots for node in snapshot.nodes}
     for view in snapshot.trials:
         grant = grants.get(view.trial_id)

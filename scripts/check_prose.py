@@ -3,7 +3,8 @@
     python -m scripts.check_prose      all pages and docstrings; exit status 1, and a line for each finding
 
 A page that is not reference has at most 200 lines, and a sentence of prose at most 45 words. A docstring stands by
-itself in a hover box: it does not begin as a continuation of its name ("Of those that ...", "Whether ...").
+itself in a hover box: it does not begin as a continuation of its name ("Of those that ...", "Whether ..."), and a
+function's not with a parameter or an error ("``x``: ...", "Raises ...").
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ LONGEST_SENTENCE = 45
 REFERENCE = ("front_ends.md", "api.md", "command_line.md", "benchmarks.md", "policy_experiments.md")
 
 _FRAGMENT = re.compile(r"(Of|What|Whether|How|By|So|Those|They|Who|Which|Where|That)\b")
+_FRAGMENT_OF_FUNCTION = re.compile(r"``\w+``[:,]|(Raises|As|The same|None|It|Its|Nothing|This|Another|Within)\b")
 _NOT_PROSE = re.compile(r"^\s*(\||#|!\[|<!--|    )|^\s*$", re.MULTILINE)
 
 
@@ -53,9 +55,17 @@ def check_docstrings(path: Path) -> Iterator[Stale]:
         for each in body if isinstance(body, list) else []:
             if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant):
                 text = each.value.value
-                if isinstance(text, str) and (begins := _FRAGMENT.match(text.lstrip())) is not None:
-                    why = f'the docstring begins with "{begins[0]}" and cannot be read by itself'
+                if isinstance(text, str) and (begins := _begins_as_fragment(node, text.lstrip())) is not None:
+                    why = f'the docstring begins with "{begins}" and cannot be read by itself'
                     yield Stale(str(path.relative_to(ROOT)), each.lineno, why)
+
+
+def _begins_as_fragment(node: ast.AST, text: str) -> str | None:
+    """Return the first word of a docstring that continues a name, or for a function says what is beside the point."""
+    begins = _FRAGMENT.match(text)
+    if begins is None and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name != "__init__":
+        begins = _FRAGMENT_OF_FUNCTION.match(text)
+    return None if begins is None else begins[0]
 
 
 def main() -> int:

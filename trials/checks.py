@@ -12,7 +12,7 @@ LONGEST_NAME = 255
 
 
 def check_length(what: str, name: object) -> None:
-    """Raises InvalidTrialSpec for a name that is none, empty, or too long for a table."""
+    """Raise InvalidTrialSpec for a name that is no text, is empty, or is too long for a table."""
     if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME:
         raise InvalidTrialSpec(f"{what} is {name!r:.80}; it must be a string of 1 to {LONGEST_NAME} characters")
 

@@ -23,7 +23,7 @@ class Kind:
         raise NotImplementedError
 
     def plain(self, value: Any) -> Any:
-        """As JSON has it."""
+        """Return the value in the form that JSON has."""
         return value
 
     def parsed(self, value: Any) -> Any:
@@ -31,7 +31,7 @@ class Kind:
         return value
 
     def schema(self) -> dict[str, Any]:
-        """As OpenAPI describes it."""
+        """Return the field's schema as OpenAPI describes it."""
         raise NotImplementedError
 
 
@@ -175,7 +175,7 @@ def descriptions(described_class: Any) -> Iterator[tuple[str, Description]]:
 
 
 def check(instance: Any) -> None:
-    """Raises InvalidTrialSpec for the first value that is not what its description says."""
+    """Raise InvalidTrialSpec for the first value that is not what its description says."""
     for name, description in descriptions(instance):
         value = getattr(instance, name)
         demand = description.kind.demand(value)

@@ -116,7 +116,7 @@ def plan(
 
 
 def _has_left(row: ReplicaRecord, trial: TrialRecord) -> bool:
-    """It was a member of a generation that trained, and is none of the present one."""
+    """Tell whether a replica was a member of a generation that trained, and is none of the present one."""
     return row.state is ReplicaState.ACTIVE and row.replica_id not in trial.members
 
 
@@ -131,7 +131,7 @@ def _plan_live(
     broken_since: float | None,
     done: Set[str],
 ) -> list[Action]:
-    """Without the replicas that have left."""
+    """Plan for a live trial, without the replicas that have left."""
     alive = {name: replica for replica in replicas for name in replica.ids}
     members = [name for name in trial.members if name in alive]
     if not trial.members or not members:
@@ -254,7 +254,7 @@ def _plan_switch(
 
 
 def _plan_join(members: Sequence[str], joiners: Sequence[Replica], near_epoch: int | None) -> list[Action]:
-    """All joiners stand ready; they can be let in together only if they wait in the same epoch."""
+    """Plan to let joiners in: all are ready, and they can enter together only if they wait in the same epoch."""
     latest = max((epoch for each in joiners for epoch in each.join_epochs if epoch is not None), default=None)
     behind = _names(joiner for joiner in joiners if joiner.join_epochs != {latest})
     if behind:
@@ -281,7 +281,7 @@ def _is_late(joiner: Replica, now: float) -> bool:
 
 
 def _may_stop(row: ReplicaRecord, now: float) -> bool:
-    """Not asked yet, or asked long enough ago to insist."""
+    """Tell whether to stop a replica: it was not asked yet, or long enough ago to insist."""
     return row.stop_requested_at is None or now - row.stop_requested_at > STOP_GRACE_SECONDS
 
 

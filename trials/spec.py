@@ -173,7 +173,7 @@ def sizes_from(slots_per_replica: Any) -> tuple[int, ...]:
 
 
 def check_replica_bounds(min_replicas: int, max_replicas: int, slots_per_replica: int = 1) -> None:
-    """Raises InvalidTrialSpec for bounds that cannot be met."""
+    """Raise InvalidTrialSpec for bounds that cannot be met."""
     given = {"min_replicas": min_replicas, "max_replicas": max_replicas, "slots_per_replica": slots_per_replica}
     for name, value in given.items():
         if not is_integer(value):

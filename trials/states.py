@@ -76,7 +76,7 @@ def next_state(state: TrialState, event: TrialEvent) -> TrialState:
 
 
 def state_diagram() -> str:
-    """One line a transition, in the table's order; events between the same two states share an arrow."""
+    """Draw one line a transition, in the table's order; events between the same two states share an arrow."""
     arrows: dict[tuple[TrialState, TrialState], list[str]] = {}
     for (state, event), after in TRANSITIONS.items():
         arrows.setdefault((state, after), []).append(event.value)

@@ -45,7 +45,7 @@ class ReductionChoice:
     # ------------------------------------------------------------------ another group
 
     def refuse(self, group: ReplicaGroup, needs: GroupNeeds) -> None:
-        """Raises InvalidTraining when the group lacks what the model needs."""
+        """Raise InvalidTraining when the group lacks what the model needs."""
         if group.world_size > 1 and not group.meets(needs):
             raise InvalidTraining(
                 f"{self._candidates[0].strategy.name} needs process groups that this generation was built without; "

@@ -136,9 +136,10 @@ def _watch_what_nobody_gave() -> None:
 
 
 def _refuse_unknown_optimizer(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """One that steps a wrapped model's weights on its own would change them on broken steps, and be in no checkpoint.
+    """Refuse an optimizer that steps a wrapped model's weights on its own.
 
-    Within a step of an optimizer that is known it may: some are built around another one.
+    It would change them on broken steps, and be in no checkpoint. Within a step of a known optimizer it may step: some
+    are built around another one.
     """
     if _updating or models_of(optimizer) or optimizer in _harmless:
         return

@@ -166,7 +166,7 @@ class GatheredRows:
         return _put_together(shape, iter(self._together(act, leaves)))
 
     def _together(self, action: Callable[[ReplicaGroup], Any], alone: Any) -> Any:
-        """``alone``: what to go on with in a step that does not count, because a replica was lost in it."""
+        """Run a collective; return ``alone`` in a step that does not count, because a replica was lost in it."""
         if self._core.generation.stands_alone or self._core.loops.replaying:
             return alone
         return self._core.together(action, otherwise=lambda: alone)

@@ -34,7 +34,7 @@ class Hinting(Listener):
             self._news.hint(self.compose, self._generation.number)
 
     def compose(self) -> Hints | None:
-        """None before a loader trains."""
+        """Return the trial's present hints; None before a loader trains."""
         adaptation = self._pacing.adaptation
         if adaptation is None or self._pacing.loader is None:
             return None

@@ -49,7 +49,7 @@ class Leaving(Listener):
         return self._asked or (self._membership is not None and self._membership.must_leave is not None)
 
     def note_saving(self) -> None:
-        """This replica writes its last checkpoint, which may take a while."""
+        """Tell the scheduler that this replica writes its last checkpoint, which may take a while."""
         if self._membership is not None:
             self._membership.saving = True
 

@@ -130,7 +130,7 @@ class Models(Voter, Listener):
             yield from (each for each in model.module.parameters() if each.requires_grad)
 
     def replicated(self) -> Iterator[torch.Tensor]:
-        """The same on all replicas between two steps."""
+        """Yield the tensors that are the same on all replicas between two steps."""
         for model in self:
             yield from model.replicated_tensors()
 

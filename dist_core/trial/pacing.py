@@ -26,7 +26,7 @@ class Pacing(Listener):
 
     @property
     def adaptation(self) -> Adaptation | None:
-        """None until a loader trains."""
+        """Return the choice of the batch size; None until a loader trains."""
         return self._batch.adaptation
 
     @property

@@ -125,7 +125,7 @@ class Passes(Protocol):
     def drop_gradients(self) -> None: ...
 
     def note_loss_scale(self) -> None:
-        """As it is during backward: a scaler changes it before the step is over."""
+        """Note the loss scale during backward: a scaler changes it before the step is over."""
         ...
 
 

@@ -60,14 +60,14 @@ class PlainReplica:
         raise AssertionError("a replica that stands alone does nothing together with others")
 
     def raise_postponed(self) -> None:
-        """Nothing is postponed outside of training."""
+        """Do nothing: errors are postponed in training only."""
 
     def warn(self, message: str) -> None:
         logger.warning(message)
         self.hints.warn(message)
 
     def leave_if_asked(self) -> None:
-        """Raises ReplicaExit; there is no state to save."""
+        """Raise ReplicaExit if asked to leave; there is no state to save."""
         pending = self._members.pending()
         if self._members.must_leave is not None:
             self.hints.flush()
@@ -79,7 +79,7 @@ class PlainReplica:
         return False
 
     def free_device_memory(self) -> None:
-        """None is in use."""
+        """Do nothing: no device memory is in use."""
 
     def was_torn(self, error: BaseException) -> bool:
         return False
@@ -104,7 +104,7 @@ _begun: PlainReplica | None = None
 
 
 def begun() -> PlainReplica | None:
-    """This process's, if it has begun without torch."""
+    """Return this process's replica if it has begun without torch."""
     return _begun
 
 
@@ -117,6 +117,6 @@ def begin(environment: ReplicaEnvironment, on_torch: Callable[[], None]) -> Plai
 
 
 def end() -> None:
-    """This process is nobody's replica any more; it may become another one."""
+    """End the replica; its process may become another one."""
     global _begun
     _begun = None

@@ -90,7 +90,7 @@ class SameWeights(Voter, Listener):
         self._weights = None
 
     def _begin_anew(self) -> None:
-        """Another generation trains, or other models."""
+        """Begin to compare anew: another generation trains, or other models."""
         self._weights = self._look = self._waiting = None
         self._sleeps_until = 0
 
@@ -107,7 +107,7 @@ class SameWeights(Voter, Listener):
         return self._numbers()
 
     def put_all(self) -> Sequence[float]:
-        """Between steps there is time to look at all of them."""
+        """Put in numbers of all weights: between steps there is time for it."""
         weights = self._weights_to_compare()
         self._look = _sampled(self._position.steps, weights).on_host() if weights else None
         return self._numbers()
@@ -226,7 +226,7 @@ def _sampled(step: int, weights: Sequence[Named]) -> _Look:
 
 
 def _is_plain(parameter: torch.Tensor) -> bool:
-    """Not one that stands for parts on several processes, or has no memory yet."""
+    """Tell whether a parameter has memory of its own here, and does not stand for parts on several processes."""
     return type(parameter) is torch.nn.Parameter and parameter.layout is torch.strided and not parameter.is_meta
 
 

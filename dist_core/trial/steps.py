@@ -103,7 +103,7 @@ class SharedStep(Voter):
 
 
 def _leaves_out(agreed: Sequence[float], world_size: int) -> bool:
-    """Some have come by all of the step's passes, others have not."""
+    """Tell whether some replicas have come through all of the step's passes and others have not."""
     reducing, complete = round(agreed[0]), round(agreed[1])
     return reducing > 0 and complete < world_size
 

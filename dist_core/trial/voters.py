@@ -100,7 +100,7 @@ class SamePlace(Voter):
         return 0.0, 0.0, 1.0, float(self._position.epoch)
 
     def take_behind(self, agreed: Sequence[float]) -> None:
-        """Raises InvalidTraining where others are in a step."""
+        """Take the sums behind a loop; raise InvalidTraining where others are in a step."""
         if round(agreed[0]):
             raise InvalidTraining(
                 _PLACES.format("is past the training loops of epoch", self._position.epoch, _others(agreed))

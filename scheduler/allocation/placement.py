@@ -158,14 +158,14 @@ class _Room:
         return None
 
     def empty(self, wanted: int, before: Placement) -> list[str]:
-        """At most so many nodes of the largest size that are empty, those the trial is on first."""
+        """Return at most ``wanted`` empty nodes of the largest size, those the trial is on first."""
         nodes = [node for node in self._with[self.largest] if self.sizes[node] == self.largest]
         mine = [node for node in before if node in self._with[self.largest] and self.sizes[node] == self.largest]
         return list(dict.fromkeys([*mine, *nodes]))[:wanted]
 
 
 def _from_where_it_is(count: int, room: _Room, held: Placement) -> dict[str, int]:
-    """On as few nodes as can be, those it is on before others; else where it is, and on the emptiest ones."""
+    """Place slots on as few nodes as can be, on those that are held before others; else also on the emptiest ones."""
     whole, rest = divmod(count, room.largest)
     chosen = room.empty(whole, held)
     placement = dict.fromkeys(chosen, room.largest)
@@ -188,7 +188,7 @@ def _from_where_it_is(count: int, room: _Room, held: Placement) -> dict[str, int
 
 
 def _on_one_node(count: int, room: _Room, before: Placement) -> dict[str, int]:
-    """On one node if it can be, else on the emptiest ones."""
+    """Place slots on one node if it can be, else on the emptiest ones."""
     node = room.fullest_fit(count, before)
     placement = {node: count} if node is not None else emptiest_first(dict(room.free), count)
     room.take(placement)

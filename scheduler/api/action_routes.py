@@ -48,7 +48,7 @@ def action_routes(service: Service, access: ClientAccess) -> APIRouter:
 
     @routes.post("/trials/{trial_id}/pause")
     def pause(client: Client, trial_id: str, body: Pause) -> dict[str, Any]:
-        """It saves its state and gives its slots back until somebody lets it go on."""
+        """Have a trial save its state and give its slots back until it is resumed."""
         record = access.trial_for(client, trial_id)
         if record.state.is_final:
             raise HTTPException(409, f"trial {trial_id} is {record.state.value}; a finished trial cannot be paused")

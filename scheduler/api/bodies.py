@@ -40,7 +40,7 @@ class BodyLimit:
 
 
 async def read_json(receive: Any, limit: int) -> bytes:
-    """All of a request's body; raises Refused for more than ``limit`` bytes, and for JSON that is nested too deep."""
+    """Read a request's body; raise Refused for more than ``limit`` bytes, and for JSON that is nested too deep."""
     parts: list[bytes] = []
     total = 0
     while True:

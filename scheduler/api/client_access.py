@@ -17,7 +17,7 @@ class ClientAccess:
         self._store = store
 
     def trial_for(self, client: Identity, trial_id: str, *, read: bool = False) -> TrialRecord:
-        """Another study's trial is as unknown as one that never was."""
+        """Return the trial; another study's trial is as unknown as one that never was."""
         record = self._store.trial(trial_id)
         if client.access is not Access.STUDY:
             allow(client, read=read)
@@ -28,7 +28,7 @@ class ClientAccess:
     def refuse_parent(
         self, client: Identity, study: str, parent_id: str, loop: ControlLoop, *, needs_state: bool = True
     ) -> None:
-        """Raises HTTPException for a trial whose state none of this study can begin with."""
+        """Raise HTTPException for a parent whose state no trial of this study can begin with."""
         parent = self.trial_for(client, parent_id)
         if parent.spec.study != study:
             raise HTTPException(

@@ -87,7 +87,7 @@ PART_BYTES = 4 << 20
 
 
 async def _large_parts(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The same bytes in fewer parts: each is written by another thread."""
+    """Join small parts of an answer into fewer ones: each is written by another thread."""
     waiting = bytearray()
     async for part in parts:
         waiting += part

@@ -176,7 +176,10 @@ def _cookie(header: str, wanted: str) -> str | None:
 
 
 def _check_page(scope: Message, headers: dict[bytes, str]) -> None:
-    """Raises Refused for what another site has a browser send: it cannot name this header, nor look like this one."""
+    """Raise Refused for a request that another site has a browser send.
+
+    It cannot name this header, nor look like this one.
+    """
     if scope["method"] not in ("GET", "HEAD") and PAGE_HEADER not in headers:
         raise Refused(403, "a request of a page needs the header 'X-Elastune-Page'")
     origin = headers.get(b"origin", "")
@@ -185,7 +188,7 @@ def _check_page(scope: Message, headers: dict[bytes, str]) -> None:
 
 
 async def _of_others(tokens: OthersTokens, token: str, replica_id: str) -> Identity | None:
-    """Raises Refused when nobody can tell."""
+    """Return whose token it is, as others know it; raise Refused when nobody can tell."""
     identity = tokens.known(token, replica_id)
     if identity is not None:
         return identity

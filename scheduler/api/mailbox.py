@@ -40,7 +40,7 @@ class Mailbox:
         self._news: dict[str, News] = {}
 
     def notify(self, study: str) -> None:
-        """Something the driver waits for has happened."""
+        """Wake the study's driver: something that it waits for has happened."""
         before = self.news(study)
         self._news[study] = News(before.number + 1)
         before.more.set()

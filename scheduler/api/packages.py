@@ -64,7 +64,7 @@ class Arriving:
         self._file.write(part)
 
     def keep(self) -> None:
-        """It is durable when this returns; raises PackageRefused where its content has another digest."""
+        """Keep the package on disk; raise PackageRefused if its content has another digest."""
         found = self._digest.hexdigest()
         if found != self._name:
             raise PackageRefused(f"the package's digest is {found}, not {self._name}; send it again")
@@ -73,6 +73,6 @@ class Arriving:
         os.replace(self._partial, self._partial.with_name(self._name))
 
     def close(self) -> None:
-        """Nothing is left of what was not kept."""
+        """Remove what was received and not kept."""
         self._file.close()
         self._partial.unlink(missing_ok=True)

@@ -214,7 +214,7 @@ def replica_routes(service: Service) -> list[HotRoute]:
         return sorted(rows, key=lambda row: row.launch_index)
 
     def have_it_follow(row: ReplicaRecord, whole: str) -> None:
-        """One that stands and waits where another one of its replica runs its code again, and needs it for that."""
+        """Have a process run its code again because another one of its replica does, and waits for it."""
         if row.state is ReplicaState.READY and service.joining.is_behind(row.trial_id, row.replica_id, whole):
             store.retry_join(row.replica_id, row.join_epoch)
             service.loop.wake()
@@ -253,12 +253,12 @@ def replica_routes(service: Service) -> list[HotRoute]:
 
     @hot.post("/saved")
     def saved(caller: ReplicaRecord) -> None:
-        """Its trial has written a checkpoint that was asked for: trials wait to begin with it."""
+        """Note that a trial has written the checkpoint that was asked for: trials wait to begin with it."""
         service.loop.wake()
 
     @hot.post("/leaving")
     def leaving(caller: ReplicaRecord) -> None:
-        """Somebody outside wants the replica gone: the others are to go on without it."""
+        """Note that somebody outside wants the replica gone: the others are to go on without it."""
         service.loop.note_leaving(caller.replica_id)
         service.loop.wake()
 

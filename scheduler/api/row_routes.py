@@ -34,7 +34,7 @@ class _Texts:
         self._kept: dict[str, tuple[tuple[Any, ...], str]] = {}
 
     def of(self, trial_id: str, of_what: tuple[Any, ...], tell: Callable[[], str]) -> str:
-        """As it was, if it was told of the very same objects."""
+        """Return the row's text, as it was if it is of the very same objects."""
         kept = self._kept.get(trial_id)
         if kept is not None and all(map(operator.is_, kept[0], of_what)):
             return kept[1]

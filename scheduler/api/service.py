@@ -49,7 +49,7 @@ class Changes:
         self._seen: Mapping[str, Hashable] = {}
 
     def look(self) -> set[str]:
-        """Raises StoreUnavailable; what was not told then is told at the next look."""
+        """Look for changes; raise StoreUnavailable. What was not told then is told at the next look."""
         replicas: dict[str, list[Hashable]] = {}
         # Heard, aimed and told again between two looks, a joiner looks the same in both: it is told until it has heard.
         unheard: set[str] = set()

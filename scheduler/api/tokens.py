@@ -68,7 +68,7 @@ class OthersTokens(Protocol):
     """Tokens of replicas that somebody else gives out."""
 
     def known(self, token: str, replica_id: str) -> Identity | None:
-        """Without asking anybody."""
+        """Return whose token it is, without asking anybody."""
         ...
 
     def ask(self, token: str, replica_id: str) -> Identity | None:

@@ -139,7 +139,7 @@ def _net(port: int) -> Iterator[Finding]:
 
 
 def _slurm() -> Iterator[Finding]:
-    """Nothing where there is no Slurm."""
+    """Yield findings about Slurm, none where there is no Slurm."""
     from trials.errors import SlurmRefused, SlurmUnreachable
     from trials.slurm.allocation import allocation
     from trials.slurm.commands import Slurm

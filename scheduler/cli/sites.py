@@ -57,7 +57,7 @@ class Chosen:
 
 
 def choose_site(wanted: Wanted) -> Chosen:
-    """Raises SchedulerError for what contradicts itself or cannot be had."""
+    """Choose the site; raise SchedulerError for options that contradict each other or cannot be had."""
     if wanted.slots_per_gpu > 1 and wanted.gpus_per_slot > 1:
         raise SchedulerError(
             f"--slots-per-gpu is {wanted.slots_per_gpu} and --gpus-per-slot is {wanted.gpus_per_slot}; a slot is "

@@ -51,7 +51,7 @@ class Answer:
 
     @property
     def value(self) -> Any:
-        """Raises ValueError for what is no JSON."""
+        """Return the answer's JSON; raise ValueError for what is none."""
         return json.loads(self.content) if self.content else None
 
 
@@ -61,7 +61,7 @@ class NoAnswer(Exception):
 
 class Carrier(Protocol):
     def ask(self, request: Request) -> Answer:
-        """Raises NoAnswer."""
+        """Send a request and return its answer; raise NoAnswer."""
 
     def close(self) -> None: ...
 

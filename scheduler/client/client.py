@@ -82,7 +82,7 @@ class Client:
         raise SchedulerError(f"{len(rows)} trials are called {wanted!r}: {several}; use one of these names, or an id")
 
     def story(self, trial: str | Trial) -> dict[str, Any]:
-        """All that is kept of a trial: reports, measurements, history, replicas and the last decision, as JSON."""
+        """Return all that is kept of a trial as JSON: reports, measurements, history, replicas, last decision."""
         found: dict[str, Any] = self._get(f"/page/trials/{self.trial(trial).id}")
         return found
 

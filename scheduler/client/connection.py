@@ -82,7 +82,7 @@ class SchedulerClient:
 
     @classmethod
     def _reach(cls, url: str) -> None:
-        """Raises SchedulerUnreachable unless something answers; needs no token."""
+        """Raise SchedulerUnreachable unless something answers; needs no token."""
         client = cls(url, "none")
         try:
             client.request("GET", "/healthz")
@@ -98,11 +98,11 @@ class SchedulerClient:
         self._exchange(Request("PUT", path, content, headers))
 
     def check(self) -> None:
-        """Raises unless a scheduler answers and takes the token."""
+        """Raise unless a scheduler answers and takes the token."""
         self.request("GET", "/whoami")
 
     def request(self, method: str, path: str, body: Any = None, *, params: Mapping[str, Any] | None = None) -> Any:
-        """``params``: of the query; ``body``: a JSON value."""
+        """Send a request and return the answer's JSON. ``params``: of the query; ``body``: a JSON value."""
         if params:
             path = f"{path}?{urlencode([(name, _word(value)) for name, value in params.items()])}"
         if body is None:

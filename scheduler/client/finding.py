@@ -126,6 +126,6 @@ def _read(path: Path, name: str, given: Mapping[str, Any], environ: Mapping[str,
 
 
 def _path(file: Path, text: str) -> Path:
-    """As it is meant in the file."""
+    """Return a path as it is meant in the file: relative to its folder."""
     path = Path(text).expanduser()
     return path if path.is_absolute() else file.parent / path

@@ -84,7 +84,7 @@ class Trial:
 
     @property
     def label(self) -> str:
-        """As people name it where there are several studies: ``alpha/0``."""
+        """Return the trial's name with its study, such as ``alpha/0``."""
         return f"{self.title or self.study}/{self.number}"
 
     @property

@@ -16,7 +16,7 @@ _STUDY_TURN = 0.29
 
 
 def trial_color(number: int, study: int = 0) -> str:
-    """``#rrggbb`` for the trial of that number. ``study``: the place of its study among those that are shown."""
+    """Return ``#rrggbb`` for a trial; ``study``: the place of its study among those that are shown."""
     hue = (0.58 + number * _GOLDEN_RATIO + study * _STUDY_TURN) % 1.0
     lightness = (0.56, 0.46, 0.66)[number % 3]
     red, green, blue = colorsys.hls_to_rgb(hue, lightness, 0.62)

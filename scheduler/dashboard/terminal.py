@@ -27,7 +27,7 @@ CHANGES_SHOWN = 5
 
 
 def sweep_view(overview: Mapping[str, Any], *, title: str = "", total: int | None = None) -> RenderableType:
-    """One frame: a pure function of the API's overview."""
+    """Draw one frame, as a pure function of the API's overview."""
     trials, names = overview["trials"], _names(overview)
     parts: list[RenderableType] = [*_progress(overview, title, total), _slots(overview, names), _running(trials, names)]
     if overview.get("emulated"):
@@ -43,7 +43,7 @@ def _names(overview: Mapping[str, Any]) -> Names:
 
 
 def _progress(overview: Mapping[str, Any], title: str, total: int | None) -> Iterator[RenderableType]:
-    """One bar a sweep; without a title one for each study that is not over."""
+    """Yield one bar a sweep; without a title one for each study that is not over."""
     alive = Counter(trial.get("study", "") for trial in overview["trials"])
     over: dict[str, dict[str, int]] = overview.get("over", {})
     if title or len(alive.keys() | over.keys()) < 2:
@@ -56,7 +56,7 @@ def _progress(overview: Mapping[str, Any], title: str, total: int | None) -> Ite
 
 
 def _bar(alive: int, over: Mapping[str, int], title: str, total: int | None) -> RenderableType:
-    """``over``: how many trials ended how."""
+    """Draw a study's bar; ``over``: how many trials ended how."""
     done = sum(over.values())
     of = total if total is not None else alive + done
     grid = Table.grid(padding=(0, 1))
@@ -129,7 +129,7 @@ def _changes(changes: list[dict[str, Any]], names: Names) -> RenderableType:
 
 
 def _plain(words: str, style: str = "") -> Text:
-    """Somebody's words, as they are: not markup, and nothing for the terminal to obey."""
+    """Return a user's text as it is, without markup and control characters."""
     return Text(one_line(words), style=style)
 
 

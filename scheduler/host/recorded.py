@@ -32,7 +32,7 @@ from trials.store import TrialStore, sql_store
 
 @contextmanager
 def recorded(folder: Path, port: int = 0) -> Iterator[SchedulerClient]:
-    """Raises SchedulerError where nothing is kept, StoreUnavailable for a database of another version."""
+    """Serve a finished scheduler's folder; raise SchedulerError where nothing is kept, and StoreUnavailable."""
     path = folder / DATABASE
     if not path.is_file():
         raise SchedulerError(f"{folder} holds no {DATABASE}: no scheduler has stored trials there")

@@ -68,7 +68,7 @@ class Retention:
         self._wanted: deque[str] = deque()
 
     def forget(self, trial_ids: Sequence[str]) -> None:
-        """At the next looks, whatever their age. Callable from any thread."""
+        """Forget trials at the next looks, whatever their age; from any thread."""
         self._wanted.extend(trial_ids)
         self._loop.wake()
 

@@ -193,7 +193,7 @@ def _end_quietly(number: int, frame: object) -> None:
 
 
 def _replace_process(*, embedded: bool) -> None:
-    """Another process goes on where this one is stuck: a sweep starts its own anew when that ends."""
+    """Replace a stuck process by another one: a sweep starts its own anew when that ends."""
     if embedded:
         os._exit(EXIT_STUCK)
     # Locks, sockets and pipes of this one end with it; the arguments are those that it was started with.

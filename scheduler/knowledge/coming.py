@@ -53,7 +53,7 @@ class ComingTrials:
         self._studies: dict[str, _Study] = {}
 
     def look(self, trials: Sequence[TrialRecord], plans: Mapping[str, Plans], now: float) -> None:
-        """``trials``: all that are live. ``plans``: by study, the latest that drivers have said."""
+        """Note all live trials, and by study the latest plans that drivers have told."""
         live: dict[str, dict[str, TrialRecord]] = {}
         for trial in trials:
             live.setdefault(trial.spec.study, {})[trial.trial_id] = trial

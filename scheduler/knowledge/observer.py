@@ -72,7 +72,7 @@ class Observer:
         self._hints.pop(trial_id, None)
 
     def forget(self, trial_id: str) -> None:
-        """It ended long ago; its study keeps what it has measured and used."""
+        """Forget a trial that ended long ago; its study keeps what it has measured and used."""
         self._usage.forget(trial_id)
 
     def near_epoch(self, trial_id: str) -> int | None:
@@ -89,7 +89,7 @@ class Observer:
         return present_layout(trial, self._hints.get(trial.trial_id))
 
     def give_up_layout(self, trial: TrialRecord) -> None:
-        """Its replicas were ended for want of memory."""
+        """Give up a layout whose replicas were ended for want of memory."""
         history = self._histories.get(trial.spec.study)
         if history is not None and trial.layout:
             history.give_up(trial.trial_id, self.present_layout(trial))
@@ -374,7 +374,7 @@ def _by_trial(reports: Sequence[Report]) -> dict[str, list[Report]]:
 
 
 def _steps_measured(hints: Hints | None, nodes: int, slots: int) -> int:
-    """On so many slots as it has now, on as many nodes."""
+    """Return the number of steps measured on so many slots and nodes."""
     if hints is None:
         return 0
     shares = slots // hints.slots_per_share

@@ -83,7 +83,7 @@ class StudyProfile:
     def table(
         self, bounds: BatchBounds, noise: float, node_slots: int, counts: Integers, *, slots_per_share: int = 1
     ) -> Floats:
-        """``goodput`` of packed allocations of so many slots, of one share at least; remembered.
+        """Return the goodput of packed allocations of so many slots, of one share at least; remembered.
 
         ``noise`` is rounded to the tables' resolution.
         """
@@ -134,7 +134,7 @@ class TrialModel:
         return replace(self, profile=profile, factor=factor, kind=kind, elsewhere=others)
 
     def slower(self, times: float) -> TrialModel:
-        """The same trial where every step takes so many times as long."""
+        """Return the model of the same trial with steps that take ``times`` as long."""
         others = {kind: (profile, factor * times) for kind, (profile, factor) in self.elsewhere.items()}
         return replace(self, factor=self.factor * times, elsewhere=others)
 
@@ -143,7 +143,7 @@ class TrialModel:
         return self.profile.goodput(self.bounds, self.noise, nodes, replicas) / self.factor
 
     def curve(self, node_slots: int, counts: Integers) -> Floats:
-        """The same for packed allocations of so many slots on nodes of that size; remembered.
+        """Return the goodput of packed allocations of so many slots on nodes of that size; remembered.
 
         A part of what computes a share is worth that part of it, so that speeds can be compared slot by slot.
         """
@@ -235,7 +235,7 @@ def _fit(pooled: _Pooled) -> ThroughputParams:
 
 
 def _spread(items: Sequence[T], most: int) -> list[T]:
-    """At most that many, evenly spread, the first and the last among them."""
+    """Return at most ``most`` items, evenly spread, with the first and the last."""
     if len(items) <= most:
         return list(items)
     return [items[round(index * (len(items) - 1) / (most - 1))] for index in range(most)]

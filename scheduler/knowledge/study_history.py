@@ -182,7 +182,7 @@ class StudyHistory:
         )
 
     def _noise_of(self, hints: Hints | None) -> float:
-        """As the trial has measured it, else as others have at the same part of their length."""
+        """Return the noise that the trial has measured, else that of others at the same part of their length."""
         if hints is not None and hints.statistics is not None and hints.statistics.sqr > 0:
             return hints.statistics.var / hints.statistics.sqr
         fraction = 0.0

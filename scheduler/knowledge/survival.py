@@ -35,7 +35,10 @@ class Survival:
 
     @classmethod
     def of(cls, stopped: Sequence[float], watched: Sequence[float]) -> Survival:
-        """``stopped``: where trials were stopped; ``watched``: how far those came that were not (1: to the end)."""
+        """Estimate survival.
+
+        ``stopped``: where trials were stopped; ``watched``: how far the others came (1: to the end).
+        """
         share, points, shares = 1.0, [], []
         ends = sorted(stopped)
         everybody = sorted([*stopped, *watched])
@@ -72,5 +75,5 @@ class Survival:
 
 
 def rank_correlation(fraction: float) -> float:
-    """Between the ranks at this part of the length and at the end."""
+    """Return the rank correlation between this part of the length and the end."""
     return float(min(LARGEST_CORRELATION, max(0.0, 1.0 - 0.05 * max(fraction, 1e-3) ** -0.42)))

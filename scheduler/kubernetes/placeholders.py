@@ -84,7 +84,7 @@ def difference(wanted: int, present: Sequence[str]) -> tuple[int, list[str]]:
 
 
 def autoscaler_from(settings: ClusterSettings) -> Autoscaler | None:
-    """None where the cluster's nodes do not change; raises InvalidClusterSettings."""
+    """Return the cluster's autoscaler, None if its nodes do not change; raise InvalidClusterSettings."""
     options = dict(settings.placeholders)
     if not options:
         return None

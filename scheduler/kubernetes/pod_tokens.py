@@ -52,7 +52,7 @@ class PodTokens:
         self._complained_at = float("-inf")
 
     def known(self, token: str, replica_id: str) -> Identity | None:
-        """Without asking anybody."""
+        """Return whose token it is, without asking anybody."""
         with self._lock:
             owner, until = self._answers.get(_digest(token), (None, 0.0))
         return Identity(Access.REPLICA, replica_id) if owner == replica_id and until > self._clock() else None

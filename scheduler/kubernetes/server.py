@@ -209,7 +209,7 @@ class Operator:
                 raise
 
     def _mark_others(self) -> None:
-        """One that led before and is still there, such as on a node that does not answer, must not be called."""
+        """Mark former leaders: one that is still there, such as on a node that does not answer, must not be called."""
         marked = self._api.list(PODS, self._namespace, labels=f"{LEADER_LABEL}=true").get("items") or ()
         for pod in marked:
             if pod["metadata"]["name"] != self._identity:

@@ -51,7 +51,7 @@ class ClusterSite(Site):
         self.view.on_change = wake
 
     def begin(self, store: TrialStore, loop: ControlLoop, url: str, agents_token: str) -> None:
-        """Raises ClusterUnreachable when the first lists do not come."""
+        """Start to follow the cluster; raise ClusterUnreachable when the first lists do not come."""
         self.view.start(SYNC_SECONDS)
         following = self._store.following
 

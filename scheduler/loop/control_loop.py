@@ -184,7 +184,7 @@ class ControlLoop:
     # ------------------------------------------------------------------ what it has forgotten
 
     def forget_trial(self, trial_id: str) -> None:
-        """It ended long ago, and its store has forgotten it."""
+        """Forget a trial that ended long ago, and that the store has forgotten."""
         self._files.forget_logs(trial_id)
         self._files.forget_checkpoints(trial_id)
         self._observer.forget(trial_id)

@@ -45,7 +45,7 @@ class Decisions:
         self._changed = True
 
     def note_plans(self, study: str, plans: Plans) -> None:
-        """Its driver says what it is going to submit."""
+        """Note what a study's driver is going to submit."""
         self._plans[study] = plans
 
     def forget_study(self, study: str) -> None:

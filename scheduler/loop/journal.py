@@ -56,7 +56,7 @@ class Journal:
         who: str = "scheduler",
         numbers: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """``numbers``: what was weighed."""
+        """Write an event into the trial's history; ``numbers``: what was weighed."""
         self._store.add_history(
             HistoryEntry(at=now, trial_id=trial_id, what=what, reason=reason, who=who, numbers=_finite(numbers))
         )
@@ -82,7 +82,7 @@ class Journal:
         *,
         numbers: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """``numbers``: what was weighed, where it was decided."""
+        """Write a rescale into the trial's history; ``numbers``: what was weighed, where it was decided."""
         self._store.save_trial(replace(trial, reason=reason))
         who = "scheduler" if reason.code == "replica_lost" else self._by_policy
         size = trial.slots_per_replica
@@ -112,5 +112,5 @@ class Journal:
 
 
 def _finite(numbers: Mapping[str, float]) -> dict[str, float]:
-    """Without what JSON has no word for."""
+    """Leave out numbers that JSON has no word for."""
     return {name: float(value) for name, value in numbers.items() if math.isfinite(value)}

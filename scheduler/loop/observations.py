@@ -66,11 +66,11 @@ class Observations:
         self._leaving.add(replica_id)
 
     def note_broken(self, trial_id: str, now: float) -> None:
-        """One of the trial's replicas waits to go on with the others that are left; from API handlers."""
+        """Note that one of the trial's replicas waits to go on with those that are left; from API handlers."""
         self._broken.setdefault(trial_id, now)
 
     def note_whole(self, trial_id: str) -> None:
-        """Its replicas train together, in a generation that is offered to them from now on, or in one that was."""
+        """Note that the trial's replicas train together, in the generation on offer or in one that was."""
         self._broken.pop(trial_id, None)
 
     def broken_since(self, trial_id: str) -> float | None:

@@ -158,7 +158,7 @@ class Starts:
         world_size: int,
         together: Sequence[ReplicaRecord],
     ) -> LaunchRequest:
-        """``together``: all processes of its replica."""
+        """Compose the request to start a process; ``together``: all processes of its replica."""
         spec = trial.spec
         identity = ReplicaEnvironment(
             api_url=self._settings.api_url(),

@@ -22,7 +22,7 @@ POLICIES: Mapping[str, Callable[[], Policy]] = {
 
 
 def policy_by_name(name: str) -> Policy:
-    """One that a scheduler runs with. Raises ValueError for a name that does not exist."""
+    """Return the policy of that name. Raises ValueError for a name that does not exist."""
     if name not in POLICIES:
         raise ValueError(f"policy {name!r} is not known; choose one of {', '.join(sorted(POLICIES))}")
     ours = name == "goodput"

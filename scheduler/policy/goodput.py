@@ -193,7 +193,7 @@ def _words(layout: str) -> str:
 
 
 def _usable(view: TrialView, node_slots: int) -> TrialView:
-    """Without models that say nothing."""
+    """Return the trial without models that say nothing."""
     if view.options:
         known = [each for each in view.options if is_usable(each.model, node_slots)]
         if known:

@@ -67,7 +67,7 @@ class AsItRan:
 
 
 def as_it_ran(trials: Sequence[RanTrial], now: float) -> AsItRan:
-    """``now``: until when trials are looked at that have not ended."""
+    """Return what trials did; ``now``: until when those are looked at that have not ended."""
     slots = len({(replica.node, replica.slot) for trial in trials for replica in trial.replicas})
     by_node = Counter(node for node, _ in {(row.node, row.slot) for trial in trials for row in trial.replicas})
     node_slots = max(by_node.values(), default=1)

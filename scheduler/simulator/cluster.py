@@ -72,7 +72,7 @@ class SimulatedCluster:
 
     @property
     def slots(self) -> int:
-        """At present; at least 1."""
+        """Return the present number of slots, at least 1."""
         return max(1, sum(node.slots for node in self._nodes))
 
     def nodes(self) -> list[NodeSlots]:

@@ -91,7 +91,7 @@ def run(
     picture: Path | None,
     why: str | None = None,
 ) -> None:
-    """Raises InvalidWorkload and ValueError with one message for whatever cannot be used.
+    """Run the simulations; raise InvalidWorkload or ValueError with one message for whatever cannot be used.
 
     What ``cluster`` leaves open is as it was recorded, and else as published simulators have it.
     """
@@ -249,7 +249,7 @@ def compare(
     world: Callable[[Sequence[Submission], Policy, SimulationSettings], World] = World,
     on_done: Callable[[SimulationResult], None] = lambda result: None,
 ) -> list[SimulationResult]:
-    """One result a policy, in order; raises ValueError for a name that does not exist."""
+    """Return one result a policy, in order; raise ValueError for a name that does not exist."""
     chosen = [(name, compared_policy(name)) for name in policies]
     results = []
     for name, policy in chosen:

@@ -35,7 +35,7 @@ class AliveJobs:
 
 
 def isolated_seconds(application: Application, share: float, node_slots: int) -> float:
-    """On so many slots for itself from start to end, with the best batch size throughout.
+    """Return a job's seconds on so many slots for itself, with the best batch size throughout.
 
     Goodput is worked out at some epochs and batch sizes, and between whole numbers of slots.
     """

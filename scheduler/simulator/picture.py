@@ -37,7 +37,7 @@ class _Row:
 
 
 def draw(results: Sequence[SimulationResult], path: Path, ran: AsItRan | None = None) -> None:
-    """One row a policy with who held its slots, and the completion times of all below; first of all, as it ``ran``.
+    """Draw who held the slots, one row a policy and first of all as it ``ran``, and below all completion times.
 
     A colour for each application, or for each job where there is one application.
     """

@@ -71,7 +71,7 @@ class _StudyRecord:
     """Reports by trial."""
 
     def noise(self) -> tuple[float, float]:
-        """At the beginning and at the end of a trial's length."""
+        """Return the noise at the beginning and at the end of a trial's length."""
         by_bin: dict[int, list[float]] = {}
         for _, hints in self.trials:
             if hints.statistics is not None and hints.statistics.sqr > 0 and hints.target_progress:

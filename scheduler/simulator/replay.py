@@ -49,7 +49,7 @@ class RecordedWorld(World):
             self._tell_plans(study)
 
     def _tell_plans(self, study: str) -> None:
-        """As its driver did: it keeps as many submitted as come before the first end."""
+        """Tell plans as the study's driver did: it keeps as many submitted as come before the first end."""
         trials = [trial for trial in self._recorded.values() if trial.study == study]
         left = sum(self._recorded[submission.name].study == study for submission in self._waiting)
         self.loop.decisions.note_plans(study, Plans(sum(not trial.after_ends for trial in trials), left))

@@ -81,7 +81,7 @@ class SimulatedReplicas:
             self._on_news()
 
     def _refuse(self, replica: ReplicaRecord, words: Hints) -> None:
-        """Its model has no room, and it leaves for another layout."""
+        """Have a replica leave for another layout: its model has no room."""
         self._store.put_hints(replica.trial_id, words.to_json())
         self._launcher.end(replica.replica_id, EXIT_PREEMPTED)
         self._store.writes += 1
@@ -113,7 +113,7 @@ class SimulatedReplicas:
                 self.leave(replica.replica_id, now)
 
     def leave(self, replica_id: str, now: float) -> None:
-        """It has made its last step."""
+        """Let a replica leave: it has made its last step."""
         if not self._timing.leave:
             self._launcher.end(replica_id)
             self._store.writes += 1

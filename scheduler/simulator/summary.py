@@ -59,7 +59,7 @@ def summarize(result: SimulationResult) -> Summary:
 
 
 def table(summaries: Sequence[Summary]) -> Table:
-    """One row a policy; ratios against the first one."""
+    """Make a table with one row a policy, and ratios against the first one."""
     title = f"{summaries[0].jobs} jobs; seconds, moves per job, jobs slower than on an equal share"
     made = _narrow(title)
     for heading in ("mean", "of first", "median", "p99", "span", "moves", "undone", "slot h", "unfair"):
@@ -81,7 +81,7 @@ def table(summaries: Sequence[Summary]) -> Table:
 
 
 def _narrow(title: str) -> Table:
-    """Its columns fit next to each other on a terminal of 80 characters."""
+    """Make a table whose columns fit next to each other on a terminal of 80 characters."""
     made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     made.add_column("policy", no_wrap=True)
     return made
@@ -92,7 +92,7 @@ def _share(part: int, whole: int) -> float:
 
 
 def sweep_table(results: Sequence[SweepResult]) -> Table:
-    """One row a policy."""
+    """Make a table of sweeps with one row a policy."""
     made = _narrow("a sweep; times in minutes")
     for heading in ("span", "best ended", "best value", "ended", "moves", "undone", "slot h"):
         made.add_column(heading, justify="right")

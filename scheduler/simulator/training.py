@@ -192,7 +192,7 @@ class SimulatedTraining:
 
     @property
     def seconds_to_next_step(self) -> float:
-        """On average; 0 while it stands still."""
+        """Return the mean seconds to the next step; 0 while the job stands still."""
         if not self.shape:
             return 0.0
         return 0.5 * self.application.step_seconds(self.shape, self._atomic)[0] / self._node_speed
@@ -208,7 +208,7 @@ class SimulatedTraining:
         return Configuration(len(self.shape), sum(self.shape), self._atomic, self._node_kind, self.layout)
 
     def run_at(self, node_kind: str, speed: float) -> None:
-        """On nodes of that kind, which compute so many times as fast as those that were measured."""
+        """Run on nodes of that kind, which compute so many times as fast as those that were measured."""
         self._node_kind, self._node_speed = node_kind, speed
 
     def _goodput(self) -> float:
@@ -265,7 +265,7 @@ class SimulatedTraining:
         return self.application.steps_at(batch, last) - self.application.steps_at(batch, self.epoch)
 
     def _model(self) -> ThroughputParams | None:
-        """None with a layout that nothing was measured with."""
+        """Return the throughput model; None with a layout that nothing was measured with."""
         mine = {key: row for key, row in self._rows.items() if key.layout == self.layout}
         rows = [row for key, row in mine.items() if key.kind == self._node_kind] or list(mine.values())
         size = len(self._rows), len({(*key[:2], *key[3:]) for key in self._rows})

@@ -52,7 +52,7 @@ A signal may come before the shell has noted whom to tell: it is kept until then
 
 
 def container_options(text: str) -> tuple[str, ...]:
-    """Raises SchedulerError for what is no option of srun's for containers."""
+    """Return srun's options for a container; raise SchedulerError for others."""
     try:
         words = shlex.split(text)
     except ValueError as error:

@@ -81,7 +81,7 @@ class AllocationSite(AgentSite):
             )
 
     def drain(self) -> None:
-        """Its job ends with it, in most cases."""
+        """Do nothing: the allocation's job ends with the scheduler, in most cases."""
         self.roster.dismiss_all(DRAIN_SECONDS)
 
     def _look(self) -> None:

@@ -146,7 +146,7 @@ class Pool:
     # ------------------------------------------------------------------ looking
 
     def look(self, snapshot: Snapshot | None, now: float) -> None:
-        """``now``: of a clock that only goes forward."""
+        """Look at the queue; ``now``: of a clock that only goes forward."""
         try:
             self._note_agents(now)
             if now - self._polled_at >= self._poll_seconds(now):

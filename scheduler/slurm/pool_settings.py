@@ -71,7 +71,7 @@ class PoolSettings:
         return self.options.get("partition") or "the default partition"
 
     def sbatch_options(self, log_folder: str | None) -> list[str]:
-        """``log_folder``: for what agents print; None where nodes see none."""
+        """Return sbatch's options; ``log_folder``: for what agents print, None where nodes see none."""
         words = [f"--{name}" if value is None else f"--{name}={value}" for name, value in self.options.items()]
         return [
             *words,
@@ -86,7 +86,7 @@ class PoolSettings:
 
 
 def pool_settings(text: str, *, gpus_per_slot: int = 1, slots_per_gpu: int = 1) -> PoolSettings:
-    """Raises SchedulerError for what means nothing."""
+    """Read a pool's settings; raise SchedulerError for what means nothing."""
     options: dict[str, str | None] = {}
     ours: dict[str, str] = {}
     container: list[str] = []

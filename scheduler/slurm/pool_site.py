@@ -70,7 +70,7 @@ class PoolSite(AgentSite):
         return () if self._pool is None else self._pool.queued()
 
     def begin(self, store: TrialStore, loop: ControlLoop, url: str, agents_token: str) -> None:
-        """Raises SchedulerError where Slurm would refuse such jobs."""
+        """Begin the pool; raise SchedulerError if Slurm would refuse its jobs."""
         self.roster.expect(store.replicas())
         logs = self._folder / "agents"
         logs.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ class PoolSite(AgentSite):
                 logger.exception("managing the pool failed")
 
     def drain(self) -> None:
-        """Nothing is left in the queue: jobs that wait are taken back, the others end when their replicas have left."""
+        """Empty the queue: jobs that wait are taken back, the others end when their replicas have left."""
         self._stop_looking()
         if self._pool is None:
             return

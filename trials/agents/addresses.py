@@ -8,7 +8,7 @@ import psutil
 
 
 def address_towards(host: str) -> str:
-    """This machine's on the way to that one. Raises OSError where no way leads there."""
+    """Return this machine's address on the way to ``host``; raise OSError where no way leads there."""
     try:
         known = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
         family, kind, _, _, where = min(known, key=lambda each: each[0] != socket.AF_INET)

@@ -277,7 +277,7 @@ class Agent:
             self._replicas[name] = self._ended.pop(name)
 
     def _has_arrived(self, replica_id: str) -> bool:
-        """Both are asked, so that both are sent."""
+        """Tell whether a replica's log and checkpoints have arrived; both are asked, so that both are sent."""
         logs = self._logs is None or self._logs.has_whole(replica_id)
         saved = self._saved is None or self._saved.has_arrived(replica_id, self._trials.get(replica_id, ""))
         return logs and saved

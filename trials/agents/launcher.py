@@ -53,7 +53,7 @@ class AgentLauncher(Launcher):
         return self._roster.slot_environ(node, slot)
 
     def launch(self, request: LaunchRequest) -> ReplicaProcess | None:
-        """Its agent is told; `started` knows what came of it."""
+        """Tell the replica's agent to start it; ``started`` knows what came of it."""
         if not self._roster.order(request.node, request.slot, request.replica_id, request.to_json()):
             raise LaunchFailed(f"slot {request.slot} of {request.node} no longer exists")
         return None

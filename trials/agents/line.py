@@ -94,7 +94,7 @@ class AgentLine(Line):
         return [str(each) for each in response.json()]
 
     def fetch_checkpoint(self, trial_id: str, name: str, archive: Path) -> None:
-        """Raises OSError."""
+        """Fetch a checkpoint into ``archive``; raise OSError."""
         address = f"/agents/checkpoints/{trial_id}/{name}"
         try:
             with (

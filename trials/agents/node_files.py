@@ -104,7 +104,7 @@ class NodeFiles:
         return folder
 
     def _placed(self, request: LaunchRequest, code: Path | None) -> LaunchRequest:
-        """``code``: where its working folder is here; None where it is under its own name, or installed."""
+        """Place a request's paths on this node; ``code``: its working folder here, None if the name is the same."""
         old = request.working_dir
         new = str(code) if code is not None else old if os.path.isdir(old) else str(self.folder)
         environ = {name: value for name, value in request.environ.items() if name != "ELASTUNE_SERVER_FILE"}

@@ -25,7 +25,7 @@ def own_slots(
     per_gpu: int = 1,
     gpus_each: int = 1,
 ) -> tuple[Slot, ...]:
-    """``most``: so many at most."""
+    """Divide this node into slots, at most ``most``."""
     given = environ.get("SLURM_CPUS_ON_NODE", "")
     known = list(gpus) or [Gpu(uuid=index, model="") for index in _given_gpus(environ)]
     count = most if known or most else int(given) if given.isdigit() else None
@@ -41,7 +41,7 @@ def of_one_kind(slots: Sequence[Slot]) -> tuple[Slot, ...]:
 
 
 def emulating(slots: Sequence[Slot], profile: str) -> tuple[Slot, ...]:
-    """As many slots that stand for devices which are not there."""
+    """Make as many slots that stand for devices which are not there."""
     text = emulation(profile, slots=len(slots)).profile.to_text()
     return tuple(Slot(node=slot.node, emulates=text) for slot in slots)
 

@@ -89,7 +89,7 @@ class Roster:
     # ------------------------------------------------------------------ what agents say
 
     def hear(self, news: News) -> None:
-        """Raises ValueError for one that cannot be."""
+        """Take an agent's news; raise ValueError for news that cannot be."""
         with self._lock:
             agent = self._agents.get(news.agent)
             if agent is None:
@@ -313,7 +313,7 @@ class Roster:
             self._tell(agent_name)
 
     def note_ends(self, live: Sequence[str]) -> None:
-        """``live``: the replicas that have not ended as far as the scheduler has noted; others need not be told."""
+        """Note ends; ``live``: replicas that have not ended as far as the scheduler knows, others need not be told."""
         alive = set(live)
         agent_names = []
         with self._lock:
@@ -337,7 +337,7 @@ class Roster:
     # ------------------------------------------------------------------ agents that go
 
     def lose(self, agent_name: str, why: str) -> None:
-        """It is gone, and with it whatever it had."""
+        """Note that an agent is gone, and with it whatever it had."""
         with self._lock:
             agent = self._agents.pop(agent_name, None)
             if agent is None:
@@ -367,7 +367,7 @@ class Roster:
             self.lose(name, why)
 
     def note_hung_up(self, agent_name: str, waited_since: float) -> None:
-        """It has closed a line on which it had waited for orders since then."""
+        """Note that an agent has closed a line on which it had waited for orders since then."""
         with self._lock:
             agent = self._agents.get(agent_name)
             if agent is not None and agent.seen_at <= waited_since:

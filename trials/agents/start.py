@@ -170,7 +170,7 @@ def scratch_folder(environ: Mapping[str, str]) -> Path | None:
 
 
 def fetch_package(environ: Mapping[str, str], digest: str, folder: Path) -> None:
-    """Raises OSError where the scheduler does not hand it out, or it is no use."""
+    """Fetch a package; raise OSError if the scheduler does not hand it out, or it is damaged."""
     environment = ReplicaEnvironment.from_environ(environ)
     assert environment is not None
     try:

@@ -25,7 +25,7 @@ def python_path(given: Sequence[str], moved: Callable[[str], str]) -> list[str]:
 
 
 def unpack(channel: ControlChannel, digest: str, folder: Path) -> None:
-    """Raises ControlChannelError when the scheduler does not hand it out, OSError or TarError when it is no use."""
+    """Fetch and unpack a package; raise ControlChannelError, OSError or TarError."""
     with tempfile.TemporaryDirectory() as scratch:
         packed = Path(scratch) / "package"
         channel.download("/package", packed)

@@ -65,7 +65,7 @@ def trial_object_name(study: str, number: int) -> str:
 
 
 def label_value(text: str) -> str:
-    """``text`` where it may be a label's value, else a name for it."""
+    """Return ``text`` if it may be a label's value, else a name for it."""
     return text if re.fullmatch(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", text) else object_name(text, 63)
 
 

@@ -330,5 +330,5 @@ class PendingStarts:
         return start.result()
 
     def close(self) -> None:
-        """Nothing is started any more that has not begun."""
+        """Start nothing more."""
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -52,11 +52,12 @@ def divide(
     per_gpu: int = 1,
     gpus_each: int = 1,
 ) -> tuple[Slot, ...]:
-    """All slots of a machine. ``cores``: those this process may use; ``numa_nodes``: the machine's, with their cores.
+    """Divide a machine into slots.
 
-    ``slots``: so many in all, where it is given; with GPUs at most as many as they have room for. Replicas are bound to
-    the cores of one NUMA node, where there are several: memory of another one is far for them. ``per_gpu`` slots share
-    a GPU, or each has ``gpus_each``; GPUs that are left over belong to none.
+    ``cores``: those this process may use; ``numa_nodes``: the machine's, with their cores. ``slots``: so many in all,
+    where it is given; with GPUs at most as many as they have room for. Replicas are bound to the cores of one NUMA
+    node, where there are several: memory of another one is far for them. ``per_gpu`` slots share a GPU, or each has
+    ``gpus_each``; GPUs that are left over belong to none.
     """
     if not gpus:
         count = slots or len(cores)

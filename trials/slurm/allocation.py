@@ -26,9 +26,10 @@ ORDINARY_STEPS = 0xFFFFFFF0
 
 
 def allocation(environ: Mapping[str, str], hostnames: Callable[[str], list[str]]) -> Allocation | None:
-    """``hostnames``: the nodes that Slurm's short form stands for. None outside of any allocation.
+    """Return the allocation that this process runs in, or None. ``hostnames`` expands Slurm's short form of nodes.
 
-    In a step that `srun` has started it is the step's nodes: the others may be other steps'.
+    None outside of any allocation. In a step that `srun` has started it is the step's nodes: the others may be other
+    steps'.
     """
     job = environ.get("SLURM_JOB_ID", "")
     listed = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST") or ""

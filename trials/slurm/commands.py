@@ -87,7 +87,7 @@ OF_COMMANDS = ("SLURM", "SBATCH", "SALLOC", "SCANCEL", "SINFO", "SQUEUE", "SRUN"
 
 
 def outside_of_steps(environ: Mapping[str, str]) -> dict[str, str]:
-    """Without what a job's script or step has in its environment, and without habits of what commands show."""
+    """Return the environment without what a job's script or step adds, and without habits of what commands show."""
     kept = {"SLURM_CONF", *(() if "SLURM_JOB_ID" in environ else (f"SBATCH_{name}" for name in DEFAULTS))}
     return {name: value for name, value in environ.items() if name in kept or not name.startswith(OF_COMMANDS)}
 

@@ -59,7 +59,7 @@ class JobQueue:
         self._environ = environ
 
     def try_out(self) -> None:
-        """Raises SlurmRefused where such a job would be refused."""
+        """Have Slurm check such a job without submitting it; raise SlurmRefused."""
         self._slurm.run("sbatch", "--test-only", *self._options, environ=self._environ, stdin=self._script)
 
     def submit(self, count: int, name: str) -> str:
@@ -69,7 +69,7 @@ class JobQueue:
         return self._slurm.run("sbatch", *words, environ=self._environ, stdin=self._script).strip().partition(";")[0]
 
     def jobs(self) -> list[QueuedJob]:
-        """All of ours that wait or run. Raises SlurmRefused, SlurmUnreachable."""
+        """Return all jobs of ours that wait or run; raise SlurmRefused or SlurmUnreachable."""
         listed = self._slurm.run("squeue", "--noheader", "--array", "--me", "--all", f"--format={FORMAT}")
         return parse_jobs(listed, self._mark)
 
@@ -78,7 +78,7 @@ class JobQueue:
         self._slurm.run("scontrol", "update", f"jobid={','.join(jobs)}", f"jobname={name}")
 
     def cancel(self, jobs: Sequence[str], *, only_waiting: bool = False) -> None:
-        """``only_waiting``: not those that have begun meanwhile."""
+        """Cancel jobs; with ``only_waiting`` not those that have begun meanwhile."""
         if jobs:
             self._slurm.run("scancel", *(["--state=PENDING"] if only_waiting else []), *jobs)
 

@@ -194,7 +194,7 @@ class TrialStore:
                 self.forget_trial(trial_id)
 
     def forget_trial(self, trial_id: str) -> None:
-        """It does not exist any more."""
+        """Forget a trial."""
         with self._lock:
             record = self._trials.pop(trial_id, None)
             if record is None:
@@ -210,7 +210,7 @@ class TrialStore:
             self._book(record.spec.study).forget_trial(trial_id)
 
     def free_number(self, record: TrialRecord) -> None:
-        """Another trial may have the number of this one from now on."""
+        """Let another trial have the number of this one from now on."""
         with self._lock:
             if self._by_number.get((record.spec.study, record.spec.number)) == record.trial_id:
                 del self._by_number[record.spec.study, record.spec.number]
@@ -224,7 +224,7 @@ class TrialStore:
             return [self._trials[name] for name in self._live] if live_only else list(self._trials.values())
 
     def trial(self, trial_id: str) -> TrialRecord:
-        """Raises UnknownTrial."""
+        """Return the trial's record; raise UnknownTrial."""
         with self._read():
             try:
                 return self._trials[trial_id]
@@ -265,7 +265,7 @@ class TrialStore:
         )
 
     def release(self, trial_ids: Sequence[str]) -> None:
-        """Somebody waits for these trials: they may hold slots."""
+        """Let these trials hold slots: somebody waits for them."""
         self._change(
             [name for name in trial_ids if self.has_trial(name)],
             lambda trial: None if trial.hold is None else replace(trial, hold=None),

@@ -226,5 +226,5 @@ def entry_values(entry: HistoryEntry) -> dict[str, Any]:
 
 
 def plain(text: str) -> str:
-    """Without what a database has no room for: half of a surrogate pair, and PostgreSQL the character 0."""
+    """Return text without what a database cannot hold: half of a surrogate pair, and for PostgreSQL the character 0."""
     return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")

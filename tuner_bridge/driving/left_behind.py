@@ -79,7 +79,7 @@ def _reads(found: tuple[Any, types.CodeType]) -> Iterator[str]:
 
 
 def _attribute(owner: Any, first: str, base: dis.Instruction, name: str) -> Iterator[str]:
-    """``a.name``, for an object that both sides could know: a global, or what the function is a method of."""
+    """Yield ``a.name`` if both sides could know the object: a global, or what the function is a method of."""
     if base.opname in _READS:
         yield f"{base.argval}.{name}"
     elif owner is not None and base.opname.startswith("LOAD_FAST"):

@@ -45,7 +45,7 @@ class Package:
 
 
 def pack(folder: Path) -> Package:
-    """Raises InvalidSweep for a folder that is too large, or cannot be read."""
+    """Pack a folder; raise InvalidSweep if it is too large, or cannot be read."""
     raw = io.BytesIO()
     sizes: list[tuple[int, str]] = []
     total = 0

@@ -215,7 +215,7 @@ def _leads_to(kind: type) -> bool:
 
 
 def _tensor_reduced(tensor: Any, torch: Any) -> Any:
-    """Its memory as a buffer, where it has all of that; else as torch does it."""
+    """Pickle a tensor's memory as a buffer, if it has all of that; else as torch does it."""
     plain = (
         tensor.device.type == "cpu"
         and tensor.layout is torch.strided
@@ -288,7 +288,7 @@ def _texts_of(main: types.ModuleType) -> Iterator[str | bytes]:
 
 
 def _imported(statement: ast.stmt, package: str) -> Iterator[str]:
-    """Not what stands in functions and classes: it is imported where these run."""
+    """Yield the modules that a statement imports, but not those imported within functions and classes."""
     waiting: list[ast.AST] = [statement]
     while waiting:
         node = waiting.pop(0)

@@ -157,7 +157,7 @@ class StudyDriver:
                 self.client = self._reconnect(self.client)
 
     def _present_driver(self) -> str | None:
-        """None where there is none, and where that cannot be told."""
+        """Return the study's present driver; None where there is none, or that cannot be told."""
         try:
             studies = self.client.request("GET", "/studies")
         except SchedulerError as error:
@@ -169,7 +169,7 @@ class StudyDriver:
         return f"{self._namespace}.{name}" if self._namespace else name
 
     def say_what_differs(self, withheld: Sequence[str]) -> None:
-        """Between this process and the trials of a scheduler that others share."""
+        """Warn of what differs between this process and the trials of a shared scheduler."""
         if withheld:
             logger.warning(
                 "set here but not sent to the trials, because they may be secret: %s. If trials need one of these "
@@ -214,7 +214,7 @@ class StudyDriver:
             self.cancel(trial_id, why)
 
     def cancel(self, trial_id: str, why: str) -> None:
-        """Once; ``cancel_for_sure`` repeats it while the scheduler is away."""
+        """Ask once to cancel a trial; ``cancel_for_sure`` repeats it while the scheduler is away."""
         try:
             self.client.request("POST", f"/trials/{trial_id}/cancel", {"why": why})
         except SchedulerError as error:
@@ -332,7 +332,7 @@ class StudyDriver:
             self.on_fatal()
 
     def _post_each(self, answers: Sequence[Mapping[str, Any]]) -> None:
-        """One of them is not taken: its trial is told, and the others get theirs."""
+        """Post answers one by one, after one of them was refused: its trial is told, and the others get theirs."""
         for body in answers:
             try:
                 self._post_answer(body)
@@ -449,7 +449,7 @@ CLOCK_SECONDS = 2.0
 
 
 def driver_identity() -> str:
-    """Another one at each call; at most 64 characters."""
+    """Return a new identity of at most 64 characters, another one at each call."""
     began = psutil.Process().create_time()
     return f"{this_machine()}-{os.getpid()}-{began:.0f}-{uuid.uuid4().hex[:8]}"
 

@@ -16,7 +16,7 @@ Dump = Callable[[Any], None]
 
 
 def explained(value: Any, what: str, error: Exception, dump: Dump) -> InvalidSweep:
-    """``dump``: pickles a part and throws the result away, or raises."""
+    """Explain what cannot be pickled; ``dump`` pickles a part and throws the result away, or raises."""
     path, culprit = _way_to(value, what, dump, 0, set())
     named = type(culprit)
     kind = named.__qualname__ if named.__module__ == "builtins" else f"{named.__module__}.{named.__qualname__}"

@@ -121,7 +121,7 @@ def _is_bag(value: Any) -> bool:
 
 
 def _pickled(value: Any) -> bytes | None:
-    """None for what an object's class, or its depth, forbids to pickle."""
+    """Pickle a value; None for what its class, or its depth, forbids to pickle."""
     try:
         return pickle.dumps(value, protocol=5)
     except Exception:

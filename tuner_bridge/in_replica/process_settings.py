@@ -17,7 +17,7 @@ _RECURSION = 1000
 
 
 def settings_of_process() -> dict[str, Any]:
-    """As JSON; what is as Python and torch have it by themselves is left out."""
+    """Return the process's settings as JSON, without those that Python and torch have by themselves."""
     settings_found: dict[str, Any] = {}
     if sys.getrecursionlimit() != _RECURSION:
         settings_found["recursion"] = sys.getrecursionlimit()

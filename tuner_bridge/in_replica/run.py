@@ -42,7 +42,7 @@ def run_replica(prepare: Prepare, pruned: tuple[type[BaseException], ...] = ()) 
 
 
 def run_in(replica: Participant, prepare: Prepare, pruned: tuple[type[BaseException], ...]) -> int:
-    """The same with one that belongs to the caller, who hears signals and closes it."""
+    """Run a trial in a replica of the caller's, who hears signals and closes it."""
     assert replica.channel is not None
     try:
         return _run(replica, replica.channel.request("GET", "/trial"), prepare, pruned)
@@ -138,14 +138,14 @@ def _failed(replica: Participant, error: BaseException) -> int:
 
 
 def _tell(replica: Participant, **outcome: Any) -> None:
-    """The outcome outlives a scheduler that is being restarted: keep trying for as long as the lease lasts."""
+    """Tell the outcome, trying for as long as the lease lasts: the scheduler may be being restarted."""
     assert replica.channel is not None
     replica.channel.request("POST", "/outcome", outcome, give_up_after=60.0)
 
 
 @contextmanager
 def naming_what_is_not_taken(what: str) -> Iterator[None]:
-    """Raises InvalidValue where the scheduler understands a request and refuses what is in it.
+    """Raise InvalidValue within the block if the scheduler understands a request and refuses what is in it.
 
     Else the replica would take the scheduler for lost, and be started again to be refused again.
     """

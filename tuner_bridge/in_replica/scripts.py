@@ -39,7 +39,7 @@ class Script:
         return cls(**{**document, "arguments": tuple(document["arguments"])})
 
     def run(self) -> None:
-        """As Python would run it. Raises what it raises; RuntimeError where it ends with a status other than 0."""
+        """Run the script as Python would. Raise what it raises, and RuntimeError for an exit status other than 0."""
         try:
             self.run_here()
         except Unwinding:
@@ -49,7 +49,7 @@ class Script:
                 raise RuntimeError(f"the script ended with status {leaving.code}") from leaving
 
     def run_here(self) -> None:
-        """The same, as this process's main program: its SystemExit is the process's."""
+        """Run the script as this process's main program: its SystemExit is the process's."""
         if self.path is not None:
             path = moved_path(self.path)
             sys.argv = [path, *self.arguments]

@@ -24,7 +24,7 @@ _ARRAY_KINDS = "biufcUSMm"
 
 
 def encode_value(value: Any, *, lenient: bool = False, depth: int = 0) -> Any:
-    """Raises InvalidValue for what has no form that the other side could trust.
+    """Encode a value as JSON; raise InvalidValue for what has no form that the other side could trust.
 
     ``lenient``: for words and not for data; puts the printed text in place of what cannot travel.
     """

@@ -55,7 +55,10 @@ class Teller:
         self._thread: threading.Thread | None = None
 
     def tell(self, result: Result) -> None:
-        """Raises RuntimeError when NNI has refused an earlier one, ControlChannelError when nobody listens."""
+        """Tell NNI a result.
+
+        Raise RuntimeError when it has refused an earlier one, ControlChannelError when nobody listens.
+        """
         self._wait(lambda: len(self._untold) < MOST_UNTOLD)
         with self._changed:
             self._untold.append(result)

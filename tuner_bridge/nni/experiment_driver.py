@@ -83,7 +83,7 @@ class TrackedResults(TrackedTrial):
             self._final = number
 
     def ended(self, state: str, history: Sequence[str]) -> None:
-        """``state``: the scheduler's word for how it ended."""
+        """Note the end of a trial; ``state``: the scheduler's word for it."""
         self.end(_STATES.get(state, "fail"), None if self._final is None else [self._final], history)
 
 
@@ -374,7 +374,7 @@ class ExperimentDriver:
             self._cancel_soon(trial_id, why)
 
     def _cancel_soon(self, trial_id: str, why: str) -> None:
-        """Also when the scheduler is away; meanwhile this thread listens to the manager."""
+        """Cancel a trial in a thread, also when the scheduler is away; meanwhile this one listens to the manager."""
         threading.Thread(target=self._driver.cancel_for_sure, args=(trial_id, why), daemon=True).start()
 
     def _log_of(self, name: str) -> str:
@@ -474,7 +474,7 @@ _SHELL = re.compile(r"[|&;<>()$`*?{}\[\]\\\n]|(^|\s)[~#]")
 
 
 def as_script(command: str, folder: str, path: str | None = None) -> Script | None:
-    """None for a command that needs a shell or another interpreter; ``path``: the PATH to look along."""
+    """Return the Python script that a command runs; None if it needs a shell or another interpreter."""
     try:
         words = shlex.split(command)
     except ValueError as error:

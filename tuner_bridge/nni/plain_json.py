@@ -38,7 +38,7 @@ def check_parameter(text: str) -> str:
 
 
 def check_metric(text: str) -> None:
-    """Raises InvalidValue for a result that would make code run in NNI's dispatcher; its value is JSON once more."""
+    """Raise InvalidValue for a result that would make code run in NNI's dispatcher."""
 
     def check(name: str, value: Any) -> None:
         is_array = name == "dtype" and not _PLAIN_ARRAY.match(str(value))

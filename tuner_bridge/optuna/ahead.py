@@ -99,7 +99,7 @@ class _Suggestion:
 
     @staticmethod
     def of(method: str, arguments: Mapping[str, Any]) -> _Suggestion:
-        """Raises what Optuna raises for such a suggestion."""
+        """Describe a suggestion; raise what Optuna raises for it."""
         return _Suggestion(arguments["name"], space_of(method, arguments), _distribution(method, arguments))
 
 

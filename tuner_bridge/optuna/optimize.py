@@ -229,7 +229,7 @@ def optimize(
 
 
 def _check_population(study: optuna.Study, n_trials: int | None, n_jobs: int, *, resume: bool) -> None:
-    """Raises InvalidSweep for arguments that mean nothing beside a population."""
+    """Raise InvalidSweep for arguments that cannot be combined with a population."""
     if n_trials is not None or n_jobs != 1:
         raise InvalidSweep(
             "n_trials and n_jobs mean nothing beside population=: its size says how many train at a time, and they "
@@ -332,7 +332,7 @@ def _remove(folder: Path) -> None:
 
 
 def _check_amounts(n_trials: Any, timeout: Any, n_jobs: Any) -> None:
-    """Raises InvalidSweep for what Optuna would stumble over when everything has been started."""
+    """Raise InvalidSweep for amounts that Optuna would refuse once everything has been started."""
     if n_trials is not None and (not isinstance(n_trials, int) or isinstance(n_trials, bool) or n_trials < 0):
         raise InvalidSweep(f"n_trials is {n_trials!r}; it must be an integer of at least 0, or None for no limit")
     if timeout is not None and (not isinstance(timeout, int | float) or isinstance(timeout, bool) or timeout < 0):

@@ -38,7 +38,7 @@ class OwnSlots:
                 raise InvalidSweep(str(error)) from error
 
     def refuse_beside(self, scheduler: str) -> None:
-        """Raises InvalidSweep where any was asked for, and another scheduler has slots of its own."""
+        """Raise InvalidSweep if slots were asked for and another scheduler has slots of its own."""
         for name, value in asdict(self).items():
             if value is not None:
                 raise InvalidSweep(

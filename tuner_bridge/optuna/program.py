@@ -205,7 +205,7 @@ def _running(words: list[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 def _lines(process: subprocess.Popen[str], trial: Any) -> Iterator[str]:
-    """As they come; between them the trial may be told to leave."""
+    """Yield the program's lines as they come; between them the trial may be told to leave."""
     arrived: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
     def read() -> None:

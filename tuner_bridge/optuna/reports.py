@@ -54,7 +54,7 @@ class PendingReports:
             return not (self._pending or self._travelling or self._error)
 
     def add(self, report: Report) -> None:
-        """Raises what an earlier report has raised meanwhile."""
+        """Add a report; raise what an earlier one has raised meanwhile."""
         tells = self._tells()
         if tells and self._thread is None:
             self._thread = threading.Thread(target=self._run, name="optuna-reports", daemon=True)
@@ -64,7 +64,10 @@ class PendingReports:
             self._changed.notify_all()
 
     def take(self) -> list[Report]:
-        """All that is pending, to travel with a question; ``arrived`` or ``give_back`` follows. Raises as ``add``."""
+        """Return all pending reports, to travel with a question; ``arrived`` or ``give_back`` follows.
+
+        Raises as ``add``.
+        """
         with self._when(lambda: not self._travelling):
             self._travelling = [*self._pending]
             self._pending.clear()
@@ -83,13 +86,13 @@ class PendingReports:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Nothing is reported any more."""
+        """Report nothing more."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def forget(self) -> None:
-        """Another replica has told them."""
+        """Forget the pending reports: another replica has told them."""
         with self._changed:
             self._pending.clear()
             self._changed.notify_all()

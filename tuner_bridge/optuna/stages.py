@@ -124,7 +124,7 @@ class StageTree:
                 self._trunks[number].trial_id = trial_id
 
     def note_live(self, number: int, live: Mapping[str, Any]) -> None:
-        """``live``: what the scheduler tells of a trial while it runs."""
+        """Note what the scheduler tells of a trial while it runs."""
         with self._changed:
             trunk = self._trunks.get(number)
             if trunk is None or live["state"] in ("pending", "starting"):
@@ -136,7 +136,7 @@ class StageTree:
             self._changed.notify_all()
 
     def note_end(self, number: int, kept: Callable[[], list[int]]) -> None:
-        """``kept``: asks for the epochs after which the trial's state was kept."""
+        """Note a trial's end; ``kept`` asks for the epochs after which its state was kept."""
         with self._changed:
             trunk = self._trunks.get(number)
         if trunk is None:

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def elastune_studies(**options: Any) -> Iterator[None]:
-    """Within the block, ``study.optimize(...)`` is ``tuner_bridge.optimize(study, ...)``, whoever calls it.
+    """Let ``study.optimize(...)`` be ``tuner_bridge.optimize(study, ...)`` within the block, whoever calls it.
 
     For libraries that make a study and optimize it themselves::
 

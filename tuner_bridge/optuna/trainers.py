@@ -46,7 +46,7 @@ def _checked(trainer: Any) -> Any:
 
 
 def _set_arguments(trainer: Any, values: Mapping[str, Any]) -> None:
-    """As ``Trainer.hyperparameter_search`` does; raises InvalidSweep for names that there are not."""
+    """Set arguments as ``Trainer.hyperparameter_search`` does; raise InvalidSweep for unknown names."""
     for name, value in values.items():
         if not hasattr(trainer.args, name):
             raise InvalidSweep(

@@ -135,7 +135,7 @@ class ElasticTrial(optuna.Trial):
         self._reports.close()
 
     def _stay_registered(self) -> None:
-        """Also when the user's code runs again from its top."""
+        """Register the trial's states again when the user's code runs again from its top."""
         if not self._core.registry.has(STATE):
             self._steps.clear()
             self._core.registry.register(STATE, FunctionState(self._save, self._load, lambda parents: None))
@@ -299,7 +299,7 @@ class ElasticTrial(optuna.Trial):
         self._has_reported = True
 
     def _report_unusual(self, value: Any, step: Any) -> None:
-        """Raises what Optuna raises for such a value or step, if it does."""
+        """Raise what Optuna raises for such a value or step, if it does."""
         self._ask("report", value=value, step=step)
         dist_core.report(float(value), int(step))
 

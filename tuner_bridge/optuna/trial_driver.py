@@ -361,7 +361,7 @@ class Questions:
         self._reported = _reported_steps(trial.study, trial)
 
     def __call__(self, method: str, arguments: dict[str, Any]) -> Any:
-        """Raises what the real trial raises."""
+        """Call a method of the real trial; raise what it raises."""
         with self._lock:
             is_last = bool(arguments.pop("is_last", False))
             values = self._look_ahead.take(self.trial, arguments.pop("took", ()))

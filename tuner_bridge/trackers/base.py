@@ -49,7 +49,7 @@ class TrackedRun(Protocol):
         ...
 
     def end(self, state: str, values: Sequence[float] | None, history: Sequence[str]) -> None:
-        """``state``: complete, pruned or fail. ``history``: a line for each thing that happened to it."""
+        """End the run. ``state``: complete, pruned or fail; ``history``: a line for each thing that happened to it."""
         ...
 
 
@@ -57,12 +57,12 @@ class Tracker(Protocol):
     name: str
 
     def begin(self, trial: TrialIdentity) -> TrackedRun:
-        """Raises InvalidSweep for what is missing here."""
+        """Begin a trial's run; raise InvalidSweep for what is missing here."""
         ...
 
 
 def imported(module: str, distribution: str, whose: str) -> Any:
-    """Raises InvalidSweep where it is not installed."""
+    """Import a tracker's module; raise InvalidSweep if it is not installed."""
     try:
         return import_module(module)
     except ImportError as error:

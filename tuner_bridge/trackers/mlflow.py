@@ -55,7 +55,7 @@ class _Run:
             self._client.log_metric(self.identity, f"elastune/{name}", value, timestamp=now, step=round(seconds))
 
     def leave(self) -> None:
-        """All is written at once."""
+        """Do nothing: all is written at once."""
 
     def end(self, state: str, values: Sequence[float] | None, history: Sequence[str]) -> None:
         for index, value in enumerate(values or ()):

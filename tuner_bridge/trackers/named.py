@@ -19,7 +19,7 @@ _KINDS: dict[str, Callable[..., Tracker]] = {
 
 
 def trackers_named(entries: Sequence[Mapping[str, Any]]) -> list[Tracker]:
-    """Raises InvalidSweep for names and arguments that there are not."""
+    """Return the trackers of these names; raise InvalidSweep for unknown names and arguments."""
     return [_made(entry) for entry in entries]
 
 

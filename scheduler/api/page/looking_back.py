@@ -42,7 +42,7 @@ def looking_back_routes(service: Service, access: ClientAccess) -> APIRouter:
 
     @routes.get("/trials/{trial_id}")
     def trial(client: Client, trial_id: str) -> dict[str, Any]:
-        """All that is kept of one trial, for its own view."""
+        """Return all that is kept of one trial, for its own view."""
         record = access.trial_for(client, trial_id, read=True)
         latest = store.trial_reports(trial_id)
         hints = store.hints([trial_id]).get(trial_id)
@@ -154,7 +154,7 @@ def entry_row(entry: HistoryEntry) -> dict[str, Any]:
 
 
 def thinned(points: Sequence[Point], most: int) -> list[Point]:
-    """At most so many of them, evenly, the last one among them."""
+    """Return at most ``most`` of the points, evenly spread, with the last one."""
     if len(points) <= most:
         return list(points)
     every = (len(points) - 1) / (most - 1)
@@ -177,7 +177,7 @@ FEWEST = 8
 
 
 def importance_of(ended: Sequence[tuple[Mapping[str, Any], float]], direction: str) -> dict[str, Any]:
-    """``{"importance": {name: part of 1}}``, or ``{"why": sentence}`` where there is none."""
+    """Return ``{"importance": {name: part of 1}}``, or ``{"why": sentence}`` where there is none."""
     if len(ended) < FEWEST:
         return {"why": f"parameter importance needs {FEWEST} trials with a value; there are {len(ended)}"}
     evaluators = entry_points(group=GROUP)

@@ -29,7 +29,7 @@ def trial_row(
     expected_start: float | None = None,
     for_reader: bool = False,
 ) -> dict[str, Any]:
-    """One line of the table; times in seconds since the epoch, goodput in examples at the initial batch size a second.
+    """Return one line of the table; times in seconds since the epoch, goodput in initial examples a second.
 
     ``expected_start``: of a trial that waits, as far as that can be told. ``for_reader``: without the arguments of a
     command, which may hold anything.

@@ -67,7 +67,7 @@ def _varied(population: Integers, fitness: Floats, room: Integers, chance: np.ra
 
 
 def _mutated(matrices: Integers, room: Integers, chance: np.random.Generator) -> Integers:
-    """Some trials' rows at random: anew, or changed in some places."""
+    """Change some trials' rows at random: anew, or in some places."""
     size, trials, nodes = matrices.shape
     rows = chance.random((size, trials, 1)) < MUTATED_ROWS / trials
     entries = chance.random(matrices.shape) < 1.0 / nodes
@@ -99,7 +99,7 @@ class _Problem:
         return allowed if possible else np.zeros_like(self.present)
 
     def repaired(self, matrices: Integers, chance: np.random.Generator) -> Integers:
-        """Within bounds and nodes; no two distributed trials on one node."""
+        """Return the matrices within limits and nodes, with at most one distributed trial on a node."""
         matrices = matrices.astype(np.int64)
         order = chance.permuted(np.tile(np.arange(matrices.shape[1]), (len(matrices), 1)), axis=1)
         matrices = np.take_along_axis(matrices, order[:, :, None], axis=1)

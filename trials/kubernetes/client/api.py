@@ -74,7 +74,7 @@ class ClusterApi(Protocol):
         ...
 
     def delete(self, kind: Collection, namespace: str | None, name: str, *, grace_seconds: int | None = None) -> None:
-        """Nothing happens when it is not there."""
+        """Delete an object; do nothing when it is not there."""
         ...
 
 
@@ -86,7 +86,7 @@ class KubernetesApi:
 
     @classmethod
     def connect(cls) -> KubernetesApi:
-        """As the pod that this process runs in, or as KUBECONFIG says; raises ClusterUnreachable."""
+        """Connect as this process's pod, or as KUBECONFIG says; raise ClusterUnreachable."""
         settings = client.Configuration()
         try:
             try:

@@ -75,7 +75,7 @@ class Watched:
         self._informer.start()
 
     def wait_until_synced(self, seconds: float) -> None:
-        """Raises ClusterUnreachable when the first list has not come by then."""
+        """Wait for the first list; raise ClusterUnreachable when it has not come by then."""
         if not self._synced.wait(seconds):
             raise ClusterUnreachable(f"the API server did not list {self._kind.plural} within {seconds:.0f} s")
 

@@ -49,7 +49,7 @@ class ClusterView(Protocol):
 
     @property
     def version(self) -> int:
-        """Another number after every change."""
+        """Return a number that changes with every change."""
         ...
 
 
@@ -162,7 +162,7 @@ class KubernetesLauncher(Launcher):
 
     @staticmethod
     def _make_folder(folder: Path) -> None:
-        """On the shared volume, for those pods alone to mount: the kubelet would make it root's."""
+        """Make a folder on the shared volume for pods that mount it alone: the kubelet would make it root's."""
         try:
             folder.mkdir(parents=True)
         except FileExistsError:

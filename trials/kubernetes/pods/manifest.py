@@ -43,7 +43,7 @@ NODE_TOLERATION_SECONDS = 5
 
 
 def pod_manifest(request: LaunchRequest, owner: Owner, settings: ClusterSettings) -> Document:
-    """``request``: as for any launcher; of its environment only the suite's own variables are set in the pod."""
+    """Return the pod for a request; of its environment only Elastune's own variables are set."""
     template: Document = {}
     for each in (settings.template, *owner.templates):
         template = merge_templates(template, each)
@@ -240,7 +240,7 @@ def _tolerations() -> list[Document]:
 
 
 def merge_templates(below: Mapping[str, Any], above: Mapping[str, Any]) -> Document:
-    """``above`` added to ``below``: objects by field, lists of named things by name, other lists joined."""
+    """Add ``above`` to ``below``: objects by field, lists of named things by name, other lists joined."""
     merged: Document = copy.deepcopy(dict(below))
     for key, value in above.items():
         present = merged.get(key)

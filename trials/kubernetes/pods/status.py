@@ -30,7 +30,7 @@ class PodEnd:
 
 
 def read_end(pod: Mapping[str, Any], now: float, *, node_is_lost: bool, deadline_seconds: float) -> PodEnd | None:
-    """None while the replica runs, or may still start."""
+    """Return how the pod's replica ended; None while it runs, or may still start."""
     status = pod.get("status") or {}
     phase = status.get("phase", "Pending")
     if is_over(pod) or _main_has_ended(status):
@@ -54,7 +54,7 @@ def read_end(pod: Mapping[str, Any], now: float, *, node_is_lost: bool, deadline
 
 
 def _main_has_ended(status: Mapping[str, Any]) -> bool:
-    """Also while other containers of the pod, such as a mesh's, still run."""
+    """Tell whether the replica's container has ended, also while others of the pod, such as a mesh's, still run."""
     return any(
         container.get("name") == CONTAINER and (container.get("state") or {}).get("terminated")
         for container in status.get("containerStatuses") or ()

@@ -27,7 +27,7 @@ class WatchedCluster:
         ]
 
     def start(self, seconds: float = 60.0) -> None:
-        """Raises ClusterUnreachable when the first lists do not come."""
+        """Start to follow pods and nodes; raise ClusterUnreachable when the first lists do not come."""
         everything = (self._nodes, self._pods, *self._quotas)
         for watched in everything:
             watched.start()

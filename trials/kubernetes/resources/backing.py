@@ -176,7 +176,7 @@ class ClusterBacking(Backing):
         self._memory.reload(found.record, found.replicas, found.reports, found.history, found.hints, found.measurements)
 
     def lost(self, trial_id: str, kept: Kept) -> None:
-        """Its resource is gone: a trial that nobody has any more is cancelled."""
+        """Take a trial whose resource is gone: one that nobody has any more is cancelled."""
         with kept.writing:
             kept.gone_at = kept.gone_at or self._clock()
             record = self._memory.trial(trial_id)
@@ -223,7 +223,7 @@ class ClusterBacking(Backing):
             kept.touched = True
 
     def forget_study(self, name: str) -> None:
-        """Its resource is its users' to delete."""
+        """Do nothing: a study's resource is its users' to delete."""
         self.studies.pop(name, None)
 
     # ------------------------------------------------------------------ trials and replicas, at once
@@ -353,7 +353,7 @@ class ClusterBacking(Backing):
     # ------------------------------------------------------------------ writing soon
 
     def note(self, trial_id: str, change: Mapping[str, Any], *, soon: bool = True) -> None:
-        """``soon``: whether it is sent with the next flush, or with whatever else is written of the trial."""
+        """Write a change; ``soon``: with the next flush, else with whatever else is written of the trial."""
         kept = self.trials.get(trial_id)
         if kept is None:
             return

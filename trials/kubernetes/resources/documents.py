@@ -154,7 +154,7 @@ def record_status(record: TrialRecord) -> Document:
 
 
 def record_from(document: Mapping[str, Any], trial_id: str, number: int | None = None, *, home: str) -> TrialRecord:
-    """Raises InvalidTrialSpec; a resource that has no record yet gives a new one.
+    """Read a trial's record; a resource that has none yet gives a new one.
 
     Its study is one of its own namespace. ``home``: the namespace whose studies go by their names alone.
     """
@@ -224,7 +224,7 @@ def merged(below: Mapping[str, Any], change: Mapping[str, Any]) -> Document:
 
 
 def without_nulls(document: Mapping[str, Any]) -> Document:
-    """As the API server has it once such a patch is applied."""
+    """Return the document as the API server has it once such a patch is applied."""
     return {
         key: without_nulls(value) if isinstance(value, Mapping) else value
         for key, value in document.items()
@@ -233,7 +233,7 @@ def without_nulls(document: Mapping[str, Any]) -> Document:
 
 
 def text_of(document: Mapping[str, Any]) -> str:
-    """As it comes back with json.loads: numbers keep their kind, and None stays."""
+    """Return the document as text that json.loads reads: numbers keep their kind, and None stays."""
     return json.dumps(document)
 
 
@@ -260,7 +260,7 @@ def moment_of(measured: Measurement) -> str:
 
 
 def measurement_from(trial_id: str, text: str) -> Measurement:
-    """One that an earlier version has written lacks what came later."""
+    """Read a measurement; one that an earlier version has written lacks what came later."""
     return Measurement(trial_id=trial_id, **dict(zip(_MEASURED, json.loads(text), strict=False)))
 
 
@@ -301,7 +301,7 @@ def study_key(document: Mapping[str, Any], home: str) -> str:
 
 
 def study_from(document: Mapping[str, Any], *, home: str) -> Study:
-    """Raises InvalidStudyTerms. Whom it yields to are studies of its own namespace."""
+    """Read a study, which yields to studies of its own namespace; raise InvalidStudyTerms."""
     spec_document = document.get("spec") or {}
     status = document.get("status") or {}
     namespace, title = document["metadata"].get("namespace", home), spec_document.get("title")

@@ -44,7 +44,7 @@ class Following:
         self._clock = clock
 
     def take_all(self) -> None:
-        """Raises StoreUnavailable when the API server does not answer."""
+        """Take all resources over; raise StoreUnavailable when the API server does not answer."""
         for namespace in self._settings.all_namespaces:
             for document in self._api.list(STUDIES, namespace).get("items") or ():
                 self._take_contained(self.take_study, document)
@@ -53,7 +53,7 @@ class Following:
 
     @staticmethod
     def _take_contained(take: Callable[[Mapping[str, Any]], bool], document: Mapping[str, Any]) -> None:
-        """One resource that cannot be taken over must not keep the scheduler from looking after the others."""
+        """Take one resource over; one that cannot be must not keep the scheduler from looking after the others."""
         try:
             take(document)
         except ClusterRefused as error:
@@ -234,7 +234,7 @@ class Following:
         return [record for record in map(self._memory.trial, waiting) if record.state.is_final]
 
     def let_go(self, trial_id: str) -> None:
-        """Nothing of the trial is left on the cluster: its resource may go when somebody deletes it."""
+        """Let a trial's resource go when somebody deletes it: nothing of the trial is left on the cluster."""
         kept = self._resources.of(trial_id)
         left = [name for name in kept.finalizers if name != FINALIZER]
         with self._resources.sending(trial_id, kept):

@@ -408,7 +408,7 @@ class _Server:
             self._connection.sendall(data)
 
     def fork(self, replica_id: str, document: Mapping[str, Any], differs: Sequence[str] = ()) -> int | None:
-        """``differs``: variables for which the replica has another value; None where a package may have read one."""
+        """Fork a replica. ``differs``: variables with another value; return None where a package may have read one."""
         self.send({"launch": document, "differs": list(differs)})
         with self._news:
             self._news.wait_for(lambda: replica_id in self._answers or self.gone, FORK_SECONDS)

@@ -270,7 +270,7 @@ class ForkServer:
             self._children[self._fork_replica(None)].kept_since = time.monotonic()
 
     def _fork_replica(self, request: dict[str, Any] | None) -> int:
-        """``request``: None where it will be told later."""
+        """Fork a replica for this request, or for one that is told later (None)."""
         ours, theirs = socket.socketpair()
 
         def become() -> None:
