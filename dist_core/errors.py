@@ -28,8 +28,8 @@ class BatchLeftOut(InvalidTraining):
 
     def __init__(self, why: str) -> None:
         super().__init__(
-            f"one replica skips a batch that other replicas train on, which is not supported {why}. Decide whether "
-            "to skip a batch from values that all replicas share, such as a sum from an Accumulator"
+            f"one replica skips a batch that others train on. This is not supported {why}. Decide whether to skip a "
+            "batch from values that all replicas share, such as a sum from an Accumulator"
         )
 
 

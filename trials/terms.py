@@ -55,7 +55,9 @@ class StudyTerms:
                 f"deadline is {self.deadline_at!r:.80}; it must be a time in seconds since the epoch"
             )
         if self.goal == "deadline" and self.deadline_at is None:
-            raise InvalidStudyTerms("the goal 'deadline' needs a deadline")
+            raise InvalidStudyTerms(
+                "the goal 'deadline' needs a deadline: deadline_at, or `elastune set STUDY --deadline-in MINUTES`"
+            )
         budget = self.budget_slot_hours
         if budget is not None and (not is_number(budget) or not budget > 0):
             raise InvalidStudyTerms(f"budget is {budget!r:.80} slot-hours; it must be a number above 0")

@@ -96,8 +96,8 @@ class Heal:
                 self._membership.abandon(prepared.generation.number)
                 if prepared.as_joiner:
                     raise PeerLost(
-                        "the replica that let this one join has vanished, and no other replica knows of this one: "
-                        f"{reason}"
+                        "the replica that let this one join has vanished, and no other replica knows of this one, "
+                        f"which ends; the scheduler starts another one: {reason}"
                     )
             time.sleep(0.005)
         raise PeerLost(f"another replica vanished, and the trial formed no new generation without it: {reason}")

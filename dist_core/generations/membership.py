@@ -147,7 +147,7 @@ class Membership:
                 self._channel.request("POST", "/leaving", give_up_after=TELL_SECONDS)
                 self._stopped.wait(HAND_OVER_SECONDS)
             except ControlChannelError as error:
-                logger.warning("could not tell the scheduler that this replica leaves error=%s", error)
+                logger.warning("could not tell the scheduler that this replica is leaving: %s", error)
         if not is_alone and not self._stopped.is_set():
             self.ask_to_leave("preempted")
 

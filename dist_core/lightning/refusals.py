@@ -69,7 +69,7 @@ def refuse_another(loader: Any, first: Any) -> None:
         if now != before:
             raise InvalidTraining(
                 f"the new training loader has {now} {what} but the first one had {before}; an elastic trial counts "
-                "its epochs by this number. Keep it, and change only the samples themselves"
+                "its epochs by this number. Keep the number, and change only the samples themselves"
             )
 
 

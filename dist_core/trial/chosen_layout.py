@@ -142,7 +142,7 @@ class ChosenLayout(Listener):
             self._channel.request("POST", "/warning", {"message": message})
             self._channel.request("POST", "/hints", {"generation": 0, "hints": hints.to_json()})
         except ControlChannelError as error:
-            logger.warning("layouts not delivered error=%s", error)
+            logger.warning("layouts not delivered: %s", error)
 
 
 def _size(count: float) -> str:

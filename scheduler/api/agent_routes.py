@@ -190,5 +190,5 @@ def _folder_of(client: Client, loop: ControlLoop, trial: str, name: str) -> Path
     if client.access is not Access.AGENT:
         raise HTTPException(403, "only agents may call this")
     if name and not NAME.match(name):
-        raise HTTPException(422, f"{name!r:.80} is not a valid name of a checkpoint")
+        raise HTTPException(422, f"{name!r:.80} is not a valid name of a checkpoint, such as checkpoint-00000012")
     return loop.checkpoints_of(trial)

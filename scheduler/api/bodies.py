@@ -49,7 +49,7 @@ async def read_json(receive: Any, limit: int) -> bytes:
             raise Refused(400, "the request ended early")
         total += len(message.get("body", b""))
         if total > limit:
-            raise Refused(413, f"the request has more than {limit} bytes, the most that is accepted here")
+            raise Refused(413, f"the request is larger than {limit / 1024**2:.0f} MiB, the limit of this route")
         parts.append(message.get("body", b""))
         if not message.get("more_body"):
             break
@@ -94,7 +94,7 @@ def counted(receive: Any, limit: int) -> Any:
         message: Message = await receive()
         total += len(message.get("body", b""))
         if total > limit:
-            raise Refused(413, f"the package is larger than {limit} bytes")
+            raise Refused(413, f"the package is larger than {limit / 1024**2:.0f} MiB")
         return message
 
     return counting

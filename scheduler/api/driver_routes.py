@@ -99,7 +99,8 @@ def driver_routes(service: Service, access: ClientAccess) -> list[HotRoute]:
 
     def _look(name: str, body: Waiting) -> dict[str, list[Any]]:
         if access.known_study(name).owner != body.owner:
-            raise HTTPException(409, f"study {name!r} has another driver now, or none")
+            why = "its lease ran out, or another process took over; run the sweep again with resume=True"
+            raise HTTPException(409, f"this process no longer drives study {name!r}: {why}")
         return {
             "finished": _finished(body.trials),
             "live": _news_of(body.seen),

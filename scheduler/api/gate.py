@@ -130,7 +130,7 @@ class Gate:
             _check_page(scope, headers)
             length = headers.get(b"content-length", "0")
             if b"transfer-encoding" in headers or not length.isdigit() or int(length) > LARGEST_SESSION_BYTES:
-                raise Refused(413, "the request is too large for a code or a token")
+                raise Refused(413, f"a login request has at most {LARGEST_SESSION_BYTES} bytes")
             return None
         if b"authorization" not in headers and not scope["path"].startswith(AGENTS):
             session = self._of_session(scope, headers)

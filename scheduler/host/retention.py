@@ -78,14 +78,14 @@ class Retention:
             try:
                 self._forget_wanted()
             except StoreUnavailable as error:
-                logger.warning("trials not deleted yet, trying again error=%s", error)
+                logger.warning("trials not deleted yet, trying again: %s", error)
         if not self._keep_seconds or now - self._swept_at < SWEEP_SECONDS:
             return
         self._swept_at = now
         try:
             self._sweep(now)
         except StoreUnavailable as error:
-            logger.warning("old trials not deleted yet, trying again error=%s", error)
+            logger.warning("old trials not deleted yet, trying again: %s", error)
 
     def _forget_wanted(self) -> None:
         """A part of them, which is taken from the list when it is done."""
@@ -107,7 +107,7 @@ class Retention:
             self._store.forget_trials([trial.trial_id for trial in old])
             for trial in old:
                 self._loop.forget_trial(trial.trial_id)
-            logger.info("trials deleted number=%d days=%.0f", len(old), self._keep_seconds / 86400.0)
+            logger.info("deleted %d trials that ended more than %.0f days ago", len(old), self._keep_seconds / 86400.0)
         for study in abandoned(trials, studies, now, self._keep_seconds):
             self._store.forget_study(study.name)
             self._loop.decisions.forget_study(study.name)

@@ -219,7 +219,7 @@ def _stop_with_owner(
                 if not store.replicas():
                     return
             except StoreUnavailable as error:
-                logger.error("cannot pause trials yet error=%s", error)
+                logger.error("cannot pause trials yet: %s", error)
             time.sleep(0.05)
         for replica in store.replicas():
             loop.end_replica(replica)

@@ -58,7 +58,7 @@ class Housekeeping:
                 self._swept_at = now
                 self._sweep(now)
         except (StoreUnavailable, ClusterRefused) as error:
-            logger.warning("housekeeping failed, trying again error=%s", error)
+            logger.warning("could not clean up ended trials, trying again: %s", error)
 
     def _let_go(self) -> None:
         """Trials that are over, have no replicas, and whose checkpoints the loop has removed."""

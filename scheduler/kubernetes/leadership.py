@@ -117,4 +117,4 @@ def resign(api: KubernetesApi, namespace: str, name: str, identity: str) -> None
         }
         api.patch(LEASES, namespace, name, change)
     except (ClusterRefused, ClusterUnreachable) as error:
-        logger.info("lease not released, it will expire error=%s", error)
+        logger.info("lease not released, it will expire: %s", error)

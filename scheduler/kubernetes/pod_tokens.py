@@ -81,7 +81,7 @@ class PodTokens:
             if now - self._complained_at < COMPLAINT_SECONDS:
                 return
             self._complained_at = now
-        logger.error("replicas' tokens cannot be checked error=%s", error)
+        logger.error("replicas' tokens cannot be checked: %s", error)
 
     def _note(self, token: str, owner: str | None) -> None:
         until = self._clock() + REFUSED_SECONDS if owner is None else _expiry(token)

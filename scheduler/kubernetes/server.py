@@ -247,7 +247,7 @@ class Operator:
                     trust(self._api, settings.webhook, certificate)
                 return certificate
             except (ClusterRefused, ClusterUnreachable) as error:
-                logger.warning("the webhook cannot be served yet error=%s", error)
+                logger.warning("the webhook cannot be served yet: %s", error)
                 time.sleep(2.0)
 
 

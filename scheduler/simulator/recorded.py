@@ -94,7 +94,7 @@ def read_recorded(state_dir: Path) -> Recorded:
     finally:
         store.close()
     if recording is None:
-        raise InvalidWorkload(f"no trial of {path} has measured anything; there is nothing to simulate")
+        raise InvalidWorkload(f"no trial of {path} has measured the time of its steps; there is nothing to simulate")
     return recording
 
 

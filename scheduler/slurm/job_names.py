@@ -51,7 +51,7 @@ class JobNames:
             self._queue.rename(wrong[name], name)
         except (SlurmRefused, SlurmUnreachable) as error:
             # Not to be tried for ever: some sites allow no changes.
-            logger.info("jobs not renamed error=%s", error)
+            logger.info("jobs not renamed: %s", error)
         self._names |= dict.fromkeys(wrong[name], name)
 
     def _wanted(self) -> dict[str, str]:

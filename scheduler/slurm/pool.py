@@ -54,7 +54,7 @@ class UsedHours:
         try:
             write_durably(self._file, json.dumps({"slot_seconds": self._seconds}))
         except StoreUnavailable as error:
-            logger.warning("slot hours not saved error=%s", error)
+            logger.warning("slot hours not saved: %s", error)
 
 
 LEAST_POLL_SECONDS = 2.0
@@ -215,7 +215,7 @@ class Pool:
 
     def _say(self, why: str) -> None:
         if why != self.trouble:
-            logger.warning("pool waits why=%s", why)
+            logger.warning("no Slurm jobs are submitted for now: %s", why)
         self.trouble = why
 
     def _note_agents(self, now: float) -> None:
@@ -341,7 +341,7 @@ class Pool:
         try:
             self._queue.cancel(jobs, only_waiting=only_waiting)
         except (SlurmRefused, SlurmUnreachable) as error:
-            logger.warning("jobs not cancelled error=%s", error)
+            logger.warning("jobs not cancelled: %s", error)
             return False
         return True
 

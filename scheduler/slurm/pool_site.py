@@ -90,7 +90,7 @@ class PoolSite(AgentSite):
         except SlurmRefused as error:
             raise SchedulerError(f"Slurm refuses jobs with the options of --slurm: {error}") from error
         except SlurmUnreachable as error:
-            logger.warning("Slurm does not answer yet error=%s", error)
+            logger.warning("Slurm does not answer yet: %s", error)
         used = UsedHours(self._folder / "pool.json")
 
         def label_of(replica_id: str) -> str:
@@ -122,7 +122,7 @@ class PoolSite(AgentSite):
         try:
             self._pool.take_back_waiting()
         except (SlurmRefused, SlurmUnreachable) as error:
-            logger.warning("jobs not cancelled yet error=%s", error)
+            logger.warning("jobs not cancelled yet: %s", error)
         self.roster.dismiss_all(DRAIN_SECONDS)
 
     def _stop_looking(self) -> None:

@@ -253,7 +253,7 @@ def with_a_closure_that_the_optimizer_keeps(kit: Kit) -> None:
 REFUSALS: list[tuple[Habit, str, int]] = [
     (with_torchs_own_wrapper, "DistributedDataParallel calls collectives when it is created", PAIR),
     (with_schedules_that_nobody_gave, "sets the learning rate of SGD but was not given", 1),
-    (with_lbfgs, "LBFGS evaluates its closure several times", 1),
+    (with_lbfgs, "LBFGS needs a closure, which it may evaluate several times", 1),
     (with_a_hook, r"no register_comm_hook\(\)", 1),
     (with_join, r"no join\(\)", 1),
     (with_a_process_group, "was given process_group=", 1),

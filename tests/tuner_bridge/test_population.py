@@ -428,7 +428,7 @@ def test_a_finished_trial_trains_on_from_its_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"n_trials": 4}, "n_trials and n_jobs mean nothing beside population="),
+        ({"n_trials": 4}, "n_trials and n_jobs cannot be combined with population="),
         ({"resume": True}, "a population cannot be resumed"),
     ],
 )

@@ -123,7 +123,7 @@ def test_a_stage_that_cannot_be_is_refused(epoch: Any) -> None:
 
 
 def test_stages_beside_a_population_are_refused() -> None:
-    with pytest.raises(InvalidSweep, match="stages mean nothing beside population="):
+    with pytest.raises(InvalidSweep, match="stages cannot be combined with population="):
         optimize(optuna.create_study(), objectives.branches_off, population=Population(size=2))
 
 

@@ -155,7 +155,7 @@ class Agent:
         """Have everything end; whether it has."""
         if self._leaving_since is None:
             self._leaving_since = time.monotonic()
-            logger.info("leaving: %s", self._leaves)
+            logger.info("the agent ends: %s", self._leaves)
         for replica_id in self._waiting:
             self._replicas[replica_id] = AgentReplica(phase=Phase.REFUSED, why=self._leaves)
         self._waiting.clear()

@@ -85,7 +85,7 @@ class AgentSteps:
             found = [line.strip().partition("|") for line in listed.splitlines()]
             return {node for name, _, nodes in found if name == STEP_NAME for node in self._slurm.hostnames(nodes)}
         except (SlurmRefused, SlurmUnreachable) as error:
-            logger.warning("could not list steps error=%s", error)
+            logger.warning("could not list steps: %s", error)
             return set()
 
     def look(self) -> None:
@@ -202,4 +202,4 @@ class AgentSteps:
         try:
             self._slurm.run("scancel", "--signal=USR2", *steps)
         except (SlurmRefused, SlurmUnreachable) as error:
-            logger.warning("could not tell steps to end error=%s", error)
+            logger.warning("could not tell steps to end: %s", error)

@@ -195,7 +195,7 @@ class StudyDriver:
             self.client.request("POST", f"/studies/{self.study_key}/detach", {"owner": self.owner})
         except SchedulerError as error:
             # Its lease runs out instead.
-            logger.debug("not detached: %s", error)
+            logger.debug("could not leave the study; its lease will run out instead: %s", error)
         if self._poller.ident is not None:
             self._poller.join(timeout=POLL_SECONDS + 5.0)
         self.client.close()

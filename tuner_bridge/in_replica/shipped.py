@@ -102,7 +102,9 @@ def receive_from(shipped: ShippedCode, file_of: Callable[[str], Path]) -> Any:
     content = file_of(shipped.pickle).read_bytes()
     found = hashlib.sha256(content).hexdigest()
     if found != shipped.pickle:
-        raise InvalidSweep(f"the pickled code is damaged: its digest is {found}, it should be {shipped.pickle}")
+        raise InvalidSweep(
+            f"the pickled code is damaged: its digest is {found}, it should be {shipped.pickle}. Start the sweep again"
+        )
     buffers = list(_mapped(file_of(shipped.data), shipped.sizes)) if shipped.data else []
     _become_main(shipped.main)
     set_process(shipped.process)

@@ -159,7 +159,7 @@ def optimize(
     if population is not None:
         _check_population(study, n_trials, n_jobs, resume=resume)
         if declared_stages(objective):
-            raise InvalidSweep("stages mean nothing beside population=: its members share no epochs; leave one out")
+            raise InvalidSweep("stages cannot be combined with population=: its members share no epochs; leave one out")
     if resume and isinstance(study._storage, optuna.storages.InMemoryStorage):
         raise InvalidSweep(
             "resume=True needs a study that outlives its process, but this one is in memory; create it with "
@@ -232,8 +232,8 @@ def _check_population(study: optuna.Study, n_trials: int | None, n_jobs: int, *,
     """Raise InvalidSweep for arguments that cannot be combined with a population."""
     if n_trials is not None or n_jobs != 1:
         raise InvalidSweep(
-            "n_trials and n_jobs mean nothing beside population=: its size says how many train at a time, and they "
-            "train until they end, or until timeout="
+            "n_trials and n_jobs cannot be combined with population=: its size is the number of members, and they "
+            "train until their objective returns or timeout= is reached. Leave them out"
         )
     if resume:
         raise InvalidSweep("a population cannot be resumed; start a new one")
