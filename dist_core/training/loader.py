@@ -151,6 +151,8 @@ class AdaptiveDataLoader:
     ) -> None:
         """Let the batch size follow goodput, up to ``max_batch_size`` in total and within the bounds per replica.
 
+        Without this call the batch size stays as it is. ``gradient_accumulation``: also let a step take several passes.
+
         Raises InvalidTraining for bounds that contradict each other or the batch size.
         """
         lower, upper = local_bsz_bounds if local_bsz_bounds is not None else (None, None)
