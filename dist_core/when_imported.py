@@ -22,7 +22,7 @@ def when_imported(name: str, then: Callable[[], object]) -> None:
 class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self, name: str, then: Callable[[], object]) -> None:
         self.name = name
-        self._then = then
+        self._callback = then
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -37,7 +37,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         def execute_and_tell(module: ModuleType) -> None:
             execute(module)
-            self._then()
+            self._callback()
 
         # Of this very import: each search makes a loader of its own.
         spec.loader.exec_module = execute_and_tell  # type: ignore[method-assign]

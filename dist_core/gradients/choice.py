@@ -154,7 +154,7 @@ class Candidate:
 class Tuner:
     def __init__(self, num_candidates: int) -> None:
         self._num_candidates = num_candidates
-        self._kept: dict[str, int] = {}
+        self._fastest_by_size: dict[str, int] = {}
         self._key = ""
         self._restart()
 
@@ -169,13 +169,13 @@ class Tuner:
 
     @property
     def settled(self) -> bool:
-        return self._num_candidates == 1 or self._key in self._kept
+        return self._num_candidates == 1 or self._key in self._fastest_by_size
 
     @property
     def candidate(self) -> int:
         """Index of the one to use now."""
         if self.settled:
-            return self._kept.get(self._key, 0)
+            return self._fastest_by_size.get(self._key, 0)
         return 0 if self._finished else self._turn % self._num_candidates
 
     @property
@@ -203,11 +203,11 @@ class Tuner:
         return best if medians[best] < CLEARLY_FASTER * medians[0] else 0
 
     def settle(self, index: int) -> None:
-        self._kept[self._key] = index
+        self._fastest_by_size[self._key] = index
 
     def state_dict(self) -> dict[str, Any]:
-        return dict(self._kept)
+        return dict(self._fastest_by_size)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         # Made with another choice of candidates, an index would mean something else.
-        self._kept = {key: index for key, index in state.items() if index < self._num_candidates}
+        self._fastest_by_size = {key: index for key, index in state.items() if index < self._num_candidates}

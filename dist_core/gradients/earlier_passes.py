@@ -21,7 +21,7 @@ class EarlierGradients:
         # Those that are frozen have no gradient, and may have one later.
         self._parameters = list(parameters)
         self._sums: dict[int, torch.Tensor] = {}
-        self._aside: dict[int, torch.Tensor] = {}
+        self._saved_gradients: dict[int, torch.Tensor] = {}
 
     def take(self, weight: float) -> None:
         """Add ``weight`` times the present gradients to the hidden sums, and clear them."""
@@ -42,9 +42,9 @@ class EarlierGradients:
         """
         for index, parameter in enumerate(self._parameters):
             if parameter.grad is not None:
-                self._aside[index] = parameter.grad.clone() if keep_views else parameter.grad
+                self._saved_gradients[index] = parameter.grad.clone() if keep_views else parameter.grad
             parameter.grad = None
-        return bool(self._aside)
+        return bool(self._saved_gradients)
 
     def scale(self, factor: float) -> None:
         """Multiply the hidden sums."""
@@ -65,14 +65,14 @@ class EarlierGradients:
                 gradient = hidden if gradient is None else gradient.add_(hidden)
             if gradient is not None and factor != 1.0:
                 gradient.mul_(factor)
-            before = self._aside.get(index)
+            before = self._saved_gradients.get(index)
             if before is not None:
                 gradient = before if gradient is None else gradient.add_(before)
             parameter.grad = gradient
-        self._sums, self._aside = {}, {}
+        self._sums, self._saved_gradients = {}, {}
 
     def drop(self) -> None:
-        self._sums, self._aside = {}, {}
+        self._sums, self._saved_gradients = {}, {}
 
 
 def note_backward(output: Any, note: Callable[[], None]) -> None:

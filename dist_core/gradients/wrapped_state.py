@@ -17,7 +17,7 @@ class WrappedSchedules:
 
     def __init__(self, schedules: Sequence[Any]) -> None:
         self.present = list(schedules)
-        self._kept: list[dict[str, Any]] = []
+        self._unclaimed_states: list[dict[str, Any]] = []
         """Saved states of schedules that are made after their model is wrapped, and have not been made yet."""
         self._inherits = False
         """True for a trial that began with its parent's state."""
@@ -25,12 +25,12 @@ class WrappedSchedules:
     def adopt(self, schedule: Any) -> None:
         """Take one that was made after the model was wrapped as if it had been given."""
         self.present.append(schedule)
-        if self._kept:
-            kept = self._kept.pop(0)
+        if self._unclaimed_states:
+            kept = self._unclaimed_states.pop(0)
             schedule.load_state_dict(own_schedules([schedule], [kept])[0] if self._inherits else kept)
 
     def state_dict(self) -> list[dict[str, Any]]:
-        return [*(each.state_dict() for each in self.present), *self._kept]
+        return [*(each.state_dict() for each in self.present), *self._unclaimed_states]
 
     def inherit(self, parents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return what to load in place of a parent's states: its positions, with these schedules' parameters."""
@@ -46,7 +46,7 @@ class WrappedSchedules:
             )
         for schedule, each in zip(self.present, saved, strict=False):
             schedule.load_state_dict(each)
-        self._kept = saved[len(self.present) :]
+        self._unclaimed_states = saved[len(self.present) :]
 
 
 class WrappedState:

@@ -52,7 +52,7 @@ class PartPasses(PassesOfSteps):
         self._passed = False
         if index > 0:
             return
-        self._hidden.drop()
+        self._earlier_gradients.drop()
         self.measurements.begin_step()
         self._sums.reduced = False
         self._sums.passive = self._core.generation.group.world_size == 1
@@ -96,7 +96,7 @@ class PartPasses(PassesOfSteps):
         raise BatchLeftOut("for a model that spans several slots, because its processes compute together")
 
     def leave_step_out(self) -> None:
-        self._hidden.drop()
+        self._earlier_gradients.drop()
         self.drop_gradients()
 
     def weigh(self, amount: float, total: float | None) -> None:
@@ -131,9 +131,9 @@ class PartPasses(PassesOfSteps):
             # What came is the pass's part of the mean gradient, and that of its own examples is wanted.
             self.measurements.measure_part(sum(self._counts) / max(self._counts[place.index], 1e-30))
         if not place.is_last_micro_batch:
-            self._hidden.take(1.0)
+            self._earlier_gradients.take(1.0)
             return
-        self._hidden.join(1.0)
+        self._earlier_gradients.join(1.0)
         if self._splits_to_measure:
             self.measurements.measure_whole()
         counts = self._counts

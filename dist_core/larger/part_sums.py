@@ -47,7 +47,7 @@ class PartSums:
         self._parameters = parameters
         self._measurements = measurements
         self._device: Device = measurements.device
-        self._whole = whole
+        self._model_group = whole
         self._slots_per_share = slots_per_share
         self._begins = begins
         self._data_parallel: ReplicaGroup | None = None
@@ -67,7 +67,7 @@ class PartSums:
 
     @property
     def needs(self) -> GroupNeeds:
-        carriers, members = frozenset({carrier_for(self._device)}), self._whole.world_size
+        carriers, members = frozenset({carrier_for(self._device)}), self._model_group.world_size
         if members == 1:
             return GroupNeeds(carriers=carriers)
         return GroupNeeds(members=members, of_parts=carriers, slots_per_share=self._slots_per_share)
@@ -79,13 +79,13 @@ class PartSums:
 
     def whole_replica_agrees(self, succeeded: bool) -> bool:
         """Collective over a replica's processes: an update is made by all of them, or by none."""
-        if self._whole.world_size == 1:
+        if self._model_group.world_size == 1:
             return succeeded
         try:
             [votes] = self._core.model_parallel.sum([float(succeeded)], self._core.generation.mark_broken)
         except PeerLost:
             return False
-        if round(votes) < self._whole.world_size:
+        if round(votes) < self._model_group.world_size:
             self._core.generation.mark_broken("the gradients were not summed by all processes of this replica")
             return False
         return True

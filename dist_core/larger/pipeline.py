@@ -119,12 +119,12 @@ class ElasticPipeline(MeasuredModel, nn.Module):
             schedule=self._kind.terms,
             chunks=self._kind.chunks,
         )
-        self._whole: ReplicaGroup = core.model_parallel.group(device)
-        members = self._whole.world_size
+        self._model_group: ReplicaGroup = core.model_parallel.group(device)
+        members = self._model_group.world_size
         self._num_stages = members * self._kind.chunks if members > 1 else 1
         self._microbatches = _checked(microbatches, self._num_stages)
         self._shared = names_of_shared(model)
-        self._indices = self._kind.stages_of(self._whole.rank, members) if members > 1 else [0]
+        self._indices = self._kind.stages_of(self._model_group.rank, members) if members > 1 else [0]
         self.partition: Partition | None = None
         self._largest: int | None = None
         """Examples of a microbatch, as far as memory goes; None where nothing is known of it."""
@@ -169,7 +169,7 @@ class ElasticPipeline(MeasuredModel, nn.Module):
             core,
             parameters,
             measured,
-            self._whole,
+            self._model_group,
             slots_per_share=members,
             begins=lambda: self.part.begin_reduction(),
         )
@@ -197,7 +197,7 @@ class ElasticPipeline(MeasuredModel, nn.Module):
 
         All processes of a replica have to call it. Raises PeerLost.
         """
-        return gathered(self._held, self._shared, self._whole)
+        return gathered(self._held, self._shared, self._model_group)
 
     def explain(self) -> str:
         return "one stage" if self.partition is None else explain(self.partition, self._terms)
@@ -222,7 +222,7 @@ class ElasticPipeline(MeasuredModel, nn.Module):
         if self._num_stages == 1:
             self._compute_loss(self.stages[0](*arguments), targets).backward()  # type: ignore[no-untyped-call]
         else:
-            multiple, stages = self._kind.multiple_of(self._whole.world_size), self._num_stages
+            multiple, stages = self._kind.multiple_of(self._model_group.world_size), self._num_stages
             for part in divided(self._examples, self._microbatches, stages, multiple, self._largest):
                 self._run(part, arguments, targets)
         self._passes.end_pass()
@@ -244,9 +244,9 @@ class ElasticPipeline(MeasuredModel, nn.Module):
         if key not in self._schedules:
             while len(self._schedules) >= MOST_SCHEDULES:
                 self._schedules.popitem(last=False)
-            with as_default_group(self._whole.data):
+            with as_default_group(self._model_group.data):
                 stages = self._kind.stages(
-                    list(self.stages), self._indices, self._num_stages, self._place, self._whole.data
+                    list(self.stages), self._indices, self._num_stages, self._place, self._model_group.data
                 )
                 made = self._kind.make(stages, part, self._num_stages, self._compute_loss if trains else None)
             self._schedules[key] = made
@@ -259,7 +259,7 @@ class ElasticPipeline(MeasuredModel, nn.Module):
 
     @property
     def _process_with_last(self) -> int:
-        return self._kind.process_of(self._num_stages - 1, self._whole.world_size)
+        return self._kind.process_of(self._num_stages - 1, self._model_group.world_size)
 
     def _compute_loss(self, output: Any, target: Any) -> torch.Tensor:
         loss = self._loss(output, target)
@@ -272,7 +272,7 @@ class ElasticPipeline(MeasuredModel, nn.Module):
         if self._has_last:
             loss += sum(float(value) * count for value, count in self._seen) / self._examples
         with self._in_replica():
-            self._whole.broadcast_tensors([loss], source=self._process_with_last)
+            self._model_group.broadcast_tensors([loss], source=self._process_with_last)
         return loss.float()
 
     def _in_replica(self) -> Any:
@@ -284,8 +284,8 @@ class ElasticPipeline(MeasuredModel, nn.Module):
         squares = sum(float(each.double().square().sum()) for each in gradients)
         total = torch.tensor([squares], dtype=torch.float64)
         with self._in_replica():
-            if self._whole.world_size > 1:
-                self._whole.sum(total, what="norms")
+            if self._model_group.world_size > 1:
+                self._model_group.sum(total, what="norms")
         norm = total.sqrt_().squeeze()
         factor = min(1.0, max_norm / (float(norm) + 1e-6))
         for each in gradients:
@@ -313,9 +313,9 @@ class ElasticPipeline(MeasuredModel, nn.Module):
     def _for_all(self, output: torch.Tensor | None) -> torch.Tensor:
         source = self._process_with_last
         words = json.dumps([list(output.shape), str(output.dtype)[6:]]).encode() if output is not None else b""
-        shape, kind = json.loads(self._whole.broadcast_bytes(words, source=source))
+        shape, kind = json.loads(self._model_group.broadcast_bytes(words, source=source))
         sent = torch.empty(shape, dtype=getattr(torch, kind)) if output is None else output.detach().cpu().contiguous()
-        self._whole.broadcast_tensors([sent], source=source)
+        self._model_group.broadcast_tensors([sent], source=source)
         return sent.to(self._place)
 
 
@@ -324,7 +324,7 @@ class _InReplica:
 
     def __init__(self, pipeline: ElasticPipeline) -> None:
         self._core = pipeline._core
-        self._group = as_default_group(pipeline._whole.data)
+        self._group = as_default_group(pipeline._model_group.data)
 
     def __enter__(self) -> None:
         self._group.__enter__()

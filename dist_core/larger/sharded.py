@@ -81,23 +81,23 @@ class ElasticFullyShard(MeasuredModel, nn.Module):
         settle_layout(core, model, optimizers, place, (SHARDED,), (recompute,), blocks=blocks, example=example)
         if recompute:
             recompute_in(model, blocks_of(model) if blocks is None else blocks)
-        self._whole: ReplicaGroup = core.model_parallel.group(device)
+        self._model_group: ReplicaGroup = core.model_parallel.group(device)
         self._shared = names_of_shared(model)
         self._shares = _Shares(core)
-        if self._whole.world_size > 1:
+        if self._model_group.world_size > 1:
             before = dict(model.named_parameters())
             self._shard(model, place, units, mixed_precision, reshard_after_forward)
             after = dict(model.named_parameters())
             train_in_place_of(optimizers, {id(before[key]): after[key] for key in before})
         self.module = model
-        self._held = _held(model, self._whole)
+        self._held = _held(model, self._model_group)
         parameters = [each for each in model.parameters() if each.requires_grad]
         step_place = StepPlace()
         measured = measurements_of(core, model, optimizers, device, preconditioned)
         over = PartSums(
-            core, parameters, measured, self._whole, slots_per_share=1, begins=lambda: self.part.begin_reduction()
+            core, parameters, measured, self._model_group, slots_per_share=1, begins=lambda: self.part.begin_reduction()
         )
-        alone = self._whole.world_size == 1
+        alone = self._model_group.world_size == 1
         self._passes = PartPasses(core, parameters, step_place, over, measured, weighs=alone, shares_data=False)
         self.part = WrappedModel(
             core,
@@ -118,7 +118,7 @@ class ElasticFullyShard(MeasuredModel, nn.Module):
         mixed_precision: MixedPrecisionPolicy | None,
         reshard: bool,
     ) -> None:
-        mesh = mesh_of(self._whole.data, place.type)
+        mesh = mesh_of(self._model_group.data, place.type)
         options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": reshard}
         if mixed_precision is not None:
             options["mp_policy"] = mixed_precision
@@ -151,7 +151,7 @@ class ElasticFullyShard(MeasuredModel, nn.Module):
 
         All processes of a replica have to call it. Raises PeerLost.
         """
-        return gathered(self._held, self._shared, self._whole)
+        return gathered(self._held, self._shared, self._model_group)
 
 
 class _Between:

@@ -129,7 +129,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):
         self.carried = CarriedProgress(
             self.trainer, lambda: core.position.steps, is_new=lambda: not core.position.own_steps
         )
-        self._again = self._ends = self._trains = self._is_known_last = False
+        self._must_repeat = self._ends = self._trains = self._is_known_last = False
         self._grows = 1
         self._global_before = self._optimized_before = self._batches_behind = 0
         self._results = self.results = SummedResults(
@@ -150,7 +150,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):
     # ------------------------------------------------------------------ an epoch
 
     def reset(self) -> None:
-        present, self.exhausted, self._again = self.trainer.current_epoch, False, False
+        present, self.exhausted, self._must_repeat = self.trainer.current_epoch, False, False
         state = self.carried.present() if self.carried.loaded == present else None
         self.deferred = 0
         self.carried.give_up_step()
@@ -173,7 +173,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):
             return True
         ended = bool(super().done)
         # The last step's validation is still to come, or the step that a replica was lost in.
-        waits = self.deferred or self._again or self.core.broken is not None
+        waits = self.deferred or self._must_repeat or self.core.broken is not None
         return ended and not waits
 
     def _num_ready_batches_reached(self) -> bool:
@@ -200,7 +200,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):
         try:
             super().advance(data_fetcher)
         except _StepLost:
-            self._again = True
+            self._must_repeat = True
         finally:
             self._trains = False
 
@@ -246,7 +246,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):
     # ------------------------------------------------------------------ a step
 
     def _begin_step(self, fetcher: StepFetcher) -> None:
-        self._again = False
+        self._must_repeat = False
         self.carried.end_step()
         if self.deferred:
             # More came behind what seemed to be the last one.
@@ -315,7 +315,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):
         return (before + max(1, self._grows)) // every > before // every
 
     def on_advance_end(self, data_fetcher: Any) -> None:
-        if self._again or not self._place.is_last_micro_batch:
+        if self._must_repeat or not self._place.is_last_micro_batch:
             return
         if self.batch_progress.is_last_batch:
             # Its validation belongs behind it, where it has counted.

@@ -27,7 +27,7 @@ class Claims:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._me = {"host": socket.gethostname(), "pid": os.getpid(), "began": psutil.Process().create_time()}
+        self._claimant = {"host": socket.gethostname(), "pid": os.getpid(), "began": psutil.Process().create_time()}
 
     @contextmanager
     def holding(self, name: str) -> Iterator[bool]:
@@ -53,7 +53,7 @@ class Claims:
             path.unlink(missing_ok=True)
         try:
             with open(path, "x") as file:
-                json.dump(self._me, file)
+                json.dump(self._claimant, file)
         except FileExistsError:
             return False
         return True
@@ -69,7 +69,7 @@ class Claims:
             return False
         if age > STALE_SECONDS:
             return True
-        if holder.get("host") != self._me["host"]:
+        if holder.get("host") != self._claimant["host"]:
             return False
         try:
             began = float(psutil.Process(holder["pid"]).create_time())

@@ -62,7 +62,7 @@ class ScriptVariables(Listener):
         self._have_changed: dict[str, None] = {}
         self._waiting: dict[str, Any] = {}
         """Content that came before the loop began, until code comes to where the trial stands."""
-        self._told: set[str] = set()
+        self._warned_paths: set[str] = set()
 
     # ------------------------------------------------------------------ the loop over epochs
 
@@ -173,9 +173,9 @@ class ScriptVariables(Listener):
                 self._put(path, placed(content["value"], present.get(path)))
 
     def _tell(self, path: str) -> None:
-        if path in self._told:
+        if path in self._warned_paths:
             return
-        self._told.add(path)
+        self._warned_paths.add(path)
         self._warn(
             f"the script's variable {path!r} has changed since its loop over epochs began, but it cannot be sent to "
             "replicas that join later, or restored when the trial resumes: they begin with the value that the "

@@ -96,8 +96,10 @@ class AdaptiveDataParallel(MeasuredModel, DistributedDataParallel):
         rebuilt = FrozenWeights(model) if frozen == "rebuild" else None
         state = WrappedState(model, optimizers, schedules_in(lr_scheduler), mp_scaler, rebuilt)
         measured = measurements_of(core, model, optimizers, device, preconditioned)
-        self._over = BucketReduction(core, self, device, choice, measured, begins=lambda: self.part.begin_reduction())
-        self._passes = StepPasses(core, model, step_place, self._over, measured, state)
+        self._gradient_reduction = BucketReduction(
+            core, self, device, choice, measured, begins=lambda: self.part.begin_reduction()
+        )
+        self._passes = StepPasses(core, model, step_place, self._gradient_reduction, measured, state)
         self.part = WrappedModel(
             core,
             self,
@@ -132,7 +134,7 @@ class AdaptiveDataParallel(MeasuredModel, DistributedDataParallel):
     def _reduces_nothing(self) -> bool:
         """Tell whether passes go around DDP: one replica needs it only to have its buckets ready for joiners."""
         return (
-            self._over.is_alone
+            self._gradient_reduction.is_alone
             and not self.part.step_place.is_dry
             and self._core.buckets_settled
             and not self.device_ids
@@ -141,13 +143,13 @@ class AdaptiveDataParallel(MeasuredModel, DistributedDataParallel):
     def _forward_through_reducer(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         synchronises = self.part.is_last_micro_batch and not self._no_sync
         if synchronises:
-            self._over.follow_weights()
+            self._gradient_reduction.follow_weights()
         self.require_backward_grad_sync = synchronises
         if synchronises:
-            self._over.group.begin_backward()
+            self._gradient_reduction.group.begin_backward()
         output = super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]  # not annotated in torch
         if synchronises:
-            self._over.read_layouts_if_needed(are_rebuilt=self._has_rebuilt_buckets)
+            self._gradient_reduction.read_layouts_if_needed(are_rebuilt=self._has_rebuilt_buckets)
         return output
 
     @contextmanager

@@ -31,7 +31,7 @@ class OptimizerSteps:
         self._core = core
         self._optimizers = optimizers
         self._place = passes.place
-        self._over = passes.over
+        self._gradient_reduction = passes.over
         self._measurements = passes.measurements
         self._module = passes.measurements.module
         self._device = passes.measurements.device
@@ -79,7 +79,7 @@ class OptimizerSteps:
 
     def _is_applied(self, sharing: Sequence[OptimizerSteps]) -> bool:
         """Tell whether an update now would change the weights: the step is whole, and all replicas have come to it."""
-        place, group = self._place, self._over.group
+        place, group = self._place, self._gradient_reduction.group
         if place.passes_alone:
             place.stepped = True
             # A joiner's last pass: the optimizer makes its state, into which the trial's is received.
@@ -89,14 +89,16 @@ class OptimizerSteps:
             return True
         if not place.is_last_micro_batch:
             return False
-        one_of_several = not self._over.is_alone and len(self._core.models) == 1
+        one_of_several = not self._gradient_reduction.is_alone and len(self._core.models) == 1
         if one_of_several and not self._core.shared_step.reduces and not self._has_gradients:
             # A batch that this replica leaves out, and others perhaps do not.
             self._core.shared_step.take_part()
             return False
         last, here = None if group.passive else group.last_bucket, self._device.mark()
         self.reduction = None if last is None else Elapsed(last, here)
-        if not self._over.whole_replica_agrees(self._core.shared_step.succeeds() and self._sums_are_whole(here)):
+        if not self._gradient_reduction.whole_replica_agrees(
+            self._core.shared_step.succeeds() and self._sums_are_whole(here)
+        ):
             return False
         for each in sharing:
             each._place.stepped = True
@@ -146,17 +148,17 @@ class OptimizerSteps:
             for each in sharing:
                 each._measures_no_more()
             if optimizer is self._optimizers[0]:
-                self._over.note_update()
+                self._gradient_reduction.note_update()
 
     def _refuse_unreduced(self) -> None:
-        if not self._over.is_alone and not self._over.group.reduced:
+        if not self._gradient_reduction.is_alone and not self._gradient_reduction.group.reduced:
             refuse_unreduced(self._module, self._core.generation.group.world_size)
 
     def _reduces_anew(self) -> None:
-        self._over.group.reduced = False
+        self._gradient_reduction.group.reduced = False
 
     def _measures_no_more(self) -> None:
-        self._over.group.measuring = False
+        self._gradient_reduction.group.measuring = False
 
 
 def _without_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

@@ -22,7 +22,7 @@ class PassesOfSteps(Passes):
         self.place = place
         self.over = over
         self.measurements = measurements
-        self._hidden = EarlierGradients(self._parameters)
+        self._earlier_gradients = EarlierGradients(self._parameters)
 
     @property
     def awaits_update(self) -> bool:
@@ -49,11 +49,11 @@ class PassesOfSteps(Passes):
 
     def leave(self) -> None:
         self.place.leave()
-        self._hidden.drop()
+        self._earlier_gradients.drop()
         self.over.group.measuring = False
 
     def drop_gradients(self) -> None:
-        self._hidden.drop()
+        self._earlier_gradients.drop()
         for parameter in self._parameters:
             parameter.grad = None
 

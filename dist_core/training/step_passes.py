@@ -85,7 +85,7 @@ class StepPasses(PassesOfSteps):
         if self.user_accumulates and world_size > 1:
             self._waiting = [None if each.grad is None else each.grad.clone() for each in self._parameters]
         # What an earlier step left behind that was given up in its middle.
-        self._hidden.drop()
+        self._earlier_gradients.drop()
         self._hidden_passes.clear()
         self._has_come = False
         self.measurements.begin_step()
@@ -126,7 +126,7 @@ class StepPasses(PassesOfSteps):
         self._refuse_some_weighed()
         # The earlier passes' sums are made relative to this one's, which may count for nothing.
         relative = max(amount, total * _LEAST_SHARE)
-        self._hidden.scale(1.0 / relative if relative else 0.0)
+        self._earlier_gradients.scale(1.0 / relative if relative else 0.0)
         group.weight = sum(place.amounts) / total if total else place.step.weight
         world_size = self._core.generation.group.world_size
         group.correction = world_size * relative / total if total and place.step.weight else 0.0
@@ -193,18 +193,18 @@ class StepPasses(PassesOfSteps):
             return
         self.note_loss_scale()
         self._measure_part()
-        self._hidden.take(self.place.weight_of_earlier)
+        self._earlier_gradients.take(self.place.weight_of_earlier)
         self._hidden_passes.add(self.place.index)
         self._has_come = True
 
     def _give_back_gradients(self) -> None:
         self._has_come = True
         self._refuse_some_weighed()
-        several = self._hidden.set_aside(keep_views=not self.over.is_alone)
+        several = self._earlier_gradients.set_aside(keep_views=not self.over.is_alone)
         if self.over.is_alone:
             return
         # What DDP reduces is the whole step's gradient.
-        self._hidden.give_back()
+        self._earlier_gradients.give_back()
         if several:
             # Norms of this pass alone say nothing about the sum over several.
             self.over.group.measuring = False
@@ -214,7 +214,7 @@ class StepPasses(PassesOfSteps):
         """The last micro-batch is through a backward pass. Several replicas have corrected their buckets already."""
         if self.place.step is not None:
             self._measure_part()
-        self._hidden.join(self.over.group.correction if self.over.is_alone else 1.0)
+        self._earlier_gradients.join(self.over.group.correction if self.over.is_alone else 1.0)
         if self._splits_to_measure:
             self.measurements.measure_whole()
 
@@ -259,7 +259,7 @@ class StepPasses(PassesOfSteps):
         return sum(place.amounts)
 
     def leave_step_out(self) -> None:
-        self._hidden.drop()
+        self._earlier_gradients.drop()
         self.over.group.norms = None
         self.over.group.measuring = False
         self.measurements.begin_step()

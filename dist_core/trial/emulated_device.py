@@ -40,7 +40,7 @@ class EmulatedDevice(Listener):
         self._free_at = float("-inf")
         """Time at which the device has done what it was given."""
         self._late: deque[bool] = deque(maxlen=_JUDGED)
-        self._told = False
+        self._has_warned = False
 
     def gradient_seconds(self, atomic_batch: int) -> float:
         return float(gradient_seconds(self._params, atomic_batch))
@@ -69,9 +69,9 @@ class EmulatedDevice(Listener):
 
     def _note(self, late: bool) -> None:
         self._late.append(late)
-        if self._told or len(self._late) < _JUDGED or sum(self._late) <= _MOST_LATE * _JUDGED:
+        if self._has_warned or len(self._late) < _JUDGED or sum(self._late) <= _MOST_LATE * _JUDGED:
             return
-        self._told = True
+        self._has_warned = True
         self._warn(
             f"this machine is too slow for the devices that it emulates: {sum(self._late)} of the last {_JUDGED} "
             "passes took longer than on those devices. Emulate fewer slots, or slower ones (PROFILE@0.5)"

@@ -15,7 +15,7 @@ class Leaving(Listener):
 
     def __init__(self, membership: Membership | None) -> None:
         self._membership = membership
-        self._asked = False
+        self._leave_requested = False
         self._postponed: BaseException | None = None
 
     # ------------------------------------------------------------------ who asks
@@ -42,11 +42,11 @@ class Leaving(Listener):
 
     def ask(self) -> None:
         """Save and leave at the next place where that is possible."""
-        self._asked = True
+        self._leave_requested = True
 
     @property
     def must_leave(self) -> bool:
-        return self._asked or (self._membership is not None and self._membership.must_leave is not None)
+        return self._leave_requested or (self._membership is not None and self._membership.must_leave is not None)
 
     def note_saving(self) -> None:
         """Tell the scheduler that this replica writes its last checkpoint, which may take a while."""

@@ -21,7 +21,7 @@ class Loops(Listener):
         self._rollback = rollback
         self._leaving = leaving
         self._life = life
-        self._left: PacingLoader | None = None
+        self._loader_left_early: PacingLoader | None = None
         """Whose loop the user's code has left before its end, until something follows."""
         self.evaluations = 0
         """Evaluation loops that are running."""
@@ -32,7 +32,7 @@ class Loops(Listener):
         self.evaluations, self.replaying = 0, False
 
     def epoch_ended(self) -> None:
-        self._left = None
+        self._loader_left_early = None
 
     @property
     def are_between(self) -> bool:
@@ -46,7 +46,7 @@ class Loops(Listener):
                 "a training loop over an AdaptiveDataLoader starts while another one runs; iterate them one after "
                 "another, or join their datasets (torch.utils.data.StackDataset gives pairs of samples)"
             )
-        self._left = None
+        self._loader_left_early = None
         begins = self._position.begin_loop()
         if begins:
             self._rollback.forget()
@@ -61,7 +61,7 @@ class Loops(Listener):
         self._life.loop_ended()
 
     def leave_early(self, loader: PacingLoader, *, has_trained: bool) -> None:
-        self._left = loader
+        self._loader_left_early = loader
         self._position.leave_loop_early(has_trained=has_trained)
 
     def go_on_behind(self) -> None:
@@ -69,13 +69,13 @@ class Loops(Listener):
         self._leaving.raise_postponed()
         if not self._position.in_training_loop:
             self._position.stay_out_of_loop()
-            self._left = None
+            self._loader_left_early = None
 
     def go_back_into_left_loop(self) -> None:
         """The loop that the user's code has left is not over: it runs again from its top."""
         self._position.go_back_into_loop()
-        if self._left is not None:
-            self._left.cursor.left = False
+        if self._loader_left_early is not None:
+            self._loader_left_early.cursor.left = False
 
 
 class EvaluationState(Listener):

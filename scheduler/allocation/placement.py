@@ -129,9 +129,9 @@ class _Room:
         self.sizes = {node.name: node.slots for node in nodes}
         self.free = dict(self.sizes)
         self.largest = max(self.sizes.values(), default=1)
-        self._with: list[dict[str, None]] = [{} for _ in range(self.largest + 1)]
+        self._nodes_by_free_slots: list[dict[str, None]] = [{} for _ in range(self.largest + 1)]
         for node, size in self.sizes.items():
-            self._with[size][node] = None
+            self._nodes_by_free_slots[size][node] = None
 
     def has(self, placement: Placement) -> bool:
         return all(self.free.get(node, 0) >= count for node, count in placement.items())
@@ -145,22 +145,26 @@ class _Room:
             self._move(node, self.free[node] + count)
 
     def _move(self, node: str, free: int) -> None:
-        del self._with[self.free[node]][node]
+        del self._nodes_by_free_slots[self.free[node]][node]
         self.free[node] = free
-        self._with[free][node] = None
+        self._nodes_by_free_slots[free][node] = None
 
     def fullest_fit(self, count: int, before: Placement) -> str | None:
         """The node that has the least room for so many, one that the trial is on if there are several."""
         for free in range(count, self.largest + 1):
-            nodes = self._with[free]
+            nodes = self._nodes_by_free_slots[free]
             if nodes:
                 return next((node for node in before if node in nodes), next(iter(nodes)))
         return None
 
     def empty(self, wanted: int, before: Placement) -> list[str]:
         """Return at most ``wanted`` empty nodes of the largest size, those the trial is on first."""
-        nodes = [node for node in self._with[self.largest] if self.sizes[node] == self.largest]
-        mine = [node for node in before if node in self._with[self.largest] and self.sizes[node] == self.largest]
+        nodes = [node for node in self._nodes_by_free_slots[self.largest] if self.sizes[node] == self.largest]
+        mine = [
+            node
+            for node in before
+            if node in self._nodes_by_free_slots[self.largest] and self.sizes[node] == self.largest
+        ]
         return list(dict.fromkeys([*mine, *nodes]))[:wanted]
 
 

@@ -46,7 +46,7 @@ class Changes:
 
     def __init__(self, store: TrialStore) -> None:
         self._store = store
-        self._seen: Mapping[str, Hashable] = {}
+        self._last_versions: Mapping[str, Hashable] = {}
 
     def look(self) -> set[str]:
         """Look for changes; raise StoreUnavailable. What was not told then is told at the next look."""
@@ -69,7 +69,7 @@ class Changes:
             )
             for trial in self._store.trials(live_only=True)
         }
-        before, self._seen = self._seen, now
+        before, self._last_versions = self._last_versions, now
         return unheard | {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
 
 
@@ -163,7 +163,7 @@ class Service:
         self.numbering = threading.Lock()
         """Held from looking for a trial's number until its trial is there."""
         self._changes = Changes(store)
-        self._looking = threading.Lock()
+        self._changes_lock = threading.Lock()
         loop.after_look.append(self.announce)
 
     @property
@@ -173,7 +173,7 @@ class Service:
 
     def announce(self) -> None:
         """Let those look again who wait for something that may be there now. Callable from any thread."""
-        with self._looking:
+        with self._changes_lock:
             try:
                 # Told at each look until they have saved.
                 changed = self._changes.look() | self.loop.asked_to_save.keys()

@@ -86,7 +86,7 @@ class Operator:
         self._server: uvicorn.Server | None = None
         self._loop: ControlLoop | None = None
         self._store: KubernetesTrialStore | None = None
-        self._led = threading.Event()
+        self._is_leader = threading.Event()
         self._begun = False
         self._lease = Lease(
             api, settings.cluster.namespace, settings.lease, self._identity, led_by_other=self._end_for_other
@@ -188,7 +188,7 @@ class Operator:
         while self._server is not None and not self._server.started:
             time.sleep(0.01)
         self._mark_leader(self._identity, leads=True)
-        self._led.set()
+        self._is_leader.set()
         logger.info("leading identity=%s url=%s seconds=%.2f", self._identity, url, time.monotonic() - began)
 
     def _service_url(self) -> str:
@@ -227,7 +227,9 @@ class Operator:
             tls = {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
         uvicorn.Server(
             uvicorn.Config(
-                review_app(self._led.is_set, settings.cluster, lambda: 0.0 if self._loop is None else self._loop.age),
+                review_app(
+                    self._is_leader.is_set, settings.cluster, lambda: 0.0 if self._loop is None else self._loop.age
+                ),
                 host=settings.host,
                 port=settings.webhook_port,
                 log_config=None,

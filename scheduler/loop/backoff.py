@@ -10,16 +10,16 @@ FAILED_JOIN_SECONDS = 30.0
 
 class Backoff:
     def __init__(self) -> None:
-        self._until: dict[str, float] = {}
+        self._retry_at: dict[str, float] = {}
 
     def begin(self, trial_id: str, now: float, seconds: float) -> None:
-        self._until[trial_id] = now + seconds
+        self._retry_at[trial_id] = now + seconds
 
     def holds(self, trial_id: str, now: float) -> bool:
-        return now < self._until.get(trial_id, now)
+        return now < self._retry_at.get(trial_id, now)
 
     def trials(self, now: float) -> set[str]:
-        return {trial_id for trial_id, until in self._until.items() if now < until}
+        return {trial_id for trial_id, until in self._retry_at.items() if now < until}
 
     def forget(self, trial_id: str) -> None:
-        self._until.pop(trial_id, None)
+        self._retry_at.pop(trial_id, None)

@@ -247,7 +247,7 @@ PATIENCE_SECONDS = 5.0
 
 class TornReplicas:
     def __init__(self) -> None:
-        self._since: dict[str, dict[str, float]] = {}
+        self._incomplete_since: dict[str, dict[str, float]] = {}
 
     def look(
         self, trial: TrialRecord, rows: Sequence[ReplicaRecord], all_rows: Sequence[ReplicaRecord], now: float
@@ -257,7 +257,7 @@ class TornReplicas:
         ``all_rows``: those that are gone among them. Of one that has come to its end, or leaves with a checkpoint, the
         others may still do what is theirs.
         """
-        before = self._since.get(trial.trial_id, {})
+        before = self._incomplete_since.get(trial.trial_id, {})
         size = trial.slots_per_replica
 
         def replica_of(row: ReplicaRecord) -> tuple[float, int]:
@@ -267,8 +267,8 @@ class TornReplicas:
         _, torn = whole_replicas(rows, size)
         left = {replica_of(row) for row in all_rows if row.exit_status in (0, EXIT_PREEMPTED)}
         since = {row.replica_id: before.get(row.replica_id, now) for row in torn if replica_of(row) not in left}
-        self._since[trial.trial_id] = since
+        self._incomplete_since[trial.trial_id] = since
         return frozenset(name for name, at in since.items() if now - at > PATIENCE_SECONDS)
 
     def forget(self, trial_id: str) -> None:
-        self._since.pop(trial_id, None)
+        self._incomplete_since.pop(trial_id, None)

@@ -56,7 +56,7 @@ class SimulatedCluster:
         self._kind_of_node: dict[str, str] = {}
         self._autoscaler = None if settings.autoscale is None else Autoscaler(settings.autoscale)
         self._nodes: list[NodeSlots] = []
-        self._made = 0
+        self._nodes_created = 0
         self._since = 0.0
         self.node_hours = 0.0
         self.cost = 0.0
@@ -81,8 +81,8 @@ class SimulatedCluster:
     def _add(self, kind: str, count: int, slots: int) -> None:
         width = max(2, len(str(count - 1)))
         for _ in range(count):
-            name = f"{kind or 'n'}{self._made:0{width}}"
-            self._made += 1
+            name = f"{kind or 'n'}{self._nodes_created:0{width}}"
+            self._nodes_created += 1
             self._nodes.append(NodeSlots(node=name, slots=slots, kind=kind))
             self._kind_of_node[name] = kind
 

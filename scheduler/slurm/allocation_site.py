@@ -30,7 +30,7 @@ class AllocationSite(AgentSite):
         roster = Roster()
         super().__init__(agents, roster, AgentLauncher(roster, look=self._look, end=self._end))
         self._slurm = slurm
-        self._given = given
+        self._allocation = given
         self._steps: AgentSteps | None = None
         self._news = threading.Event()
 
@@ -49,7 +49,7 @@ class AllocationSite(AgentSite):
         self.roster.expect(store.replicas())
         self._steps = AgentSteps(
             self._slurm,
-            self._given,
+            self._allocation,
             self.roster,
             options=self._agents.container,
             command=self._agents.command,
@@ -70,13 +70,14 @@ class AllocationSite(AgentSite):
             self._news.clear()
             there = {news.host for news in self.roster.agents()}
             settled = there | self._steps.troubles.keys()
-            if settled >= set(self._given.nodes):
+            if settled >= set(self._allocation.nodes):
                 break
             self._news.wait(0.5)
         if not any(news.shares_files for news in self.roster.agents()):
             words = self.queue_trouble() or "they have not contacted the scheduler"
             raise SchedulerError(
-                f"no agent started on the nodes of job {self._given.job} ({', '.join(self._given.nodes)}): {words}; "
+                f"no agent started on the nodes of job {self._allocation.job} "
+                f"({', '.join(self._allocation.nodes)}): {words}; "
                 f"their output is in {self._agents.state_dir / 'agents'}"
             )
 

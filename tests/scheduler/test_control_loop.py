@@ -84,7 +84,7 @@ def test_joiners_that_are_not_wanted_any_more_leave_no_warning_and_no_wait(
     bench.tick(20)
     assert {row.replica_id for row in joiners} <= asked
     assert "warning" not in [entry.what for entry in bench.store.history(trial_id)]
-    assert trial_id not in bench.loop._backoff._until
+    assert trial_id not in bench.loop._backoff._retry_at
 
 
 def test_a_change_under_way_is_not_decided_anew(bench: Bench) -> None:

@@ -81,7 +81,7 @@ class Agent:
         """Roster and number of the latest orders."""
         self._leaves = ""
         self._leaving_since: float | None = None
-        self._told = threading.Event()
+        self._state_changed = threading.Event()
         self._over = threading.Event()
         self._wake = threading.Event()
         self._lock = threading.Lock()
@@ -304,7 +304,7 @@ class Agent:
                 in_use=in_use,
                 leaves=self._leaves,
             )
-        self._told.set()
+        self._state_changed.set()
 
     def _listen(self) -> None:
         """Ask for orders, again and again."""
@@ -315,8 +315,8 @@ class Agent:
     def _tell(self) -> None:
         """Send changes at once, in a thread; what is lost is sent with the next poll."""
         while not self._over.is_set():
-            self._told.wait()
-            self._told.clear()
+            self._state_changed.wait()
+            self._state_changed.clear()
             self._say(wait=False)
 
     def _cpu_seconds(self, news: News) -> dict[str, float]:

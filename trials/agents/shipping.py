@@ -49,7 +49,7 @@ class LogShipping(Shipping):
         self._on_arrival = on_arrival
         self._sent: dict[str, int] = {}
         self._ended: set[str] = set()
-        self._whole: set[str] = set()
+        self._fully_shipped: set[str] = set()
         """Ended, and all that they have printed has arrived."""
         self.begin_shipping()
 
@@ -63,7 +63,7 @@ class LogShipping(Shipping):
             if replica_id not in self._sent:
                 return True
             self._ended.add(replica_id)
-            whole = replica_id in self._whole
+            whole = replica_id in self._fully_shipped
         if not whole:
             self._news.set()
         return whole
@@ -72,11 +72,11 @@ class LogShipping(Shipping):
         with self._lock:
             self._sent.pop(replica_id, None)
             self._ended.discard(replica_id)
-            self._whole.discard(replica_id)
+            self._fully_shipped.discard(replica_id)
 
     def ship(self) -> None:
         with self._lock:
-            open_logs = [name for name in self._sent if name not in self._whole]
+            open_logs = [name for name in self._sent if name not in self._fully_shipped]
         for name in open_logs:
             self._ship(name)
 
@@ -101,6 +101,6 @@ class LogShipping(Shipping):
                 continue
             if ended:
                 with self._lock:
-                    self._whole.add(name)
+                    self._fully_shipped.add(name)
                 self._on_arrival()
             return

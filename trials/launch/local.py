@@ -66,7 +66,7 @@ class LocalLauncher(Launcher):
         self._gpus = gpus or NoGpus()
         self._strangers: tuple[float, frozenset[str]] = (float("-inf"), frozenset())
         self._alive: frozenset[int] = frozenset()
-        self._above = frozenset(process.pid for process in psutil.Process().parents())
+        self._ancestor_pids = frozenset(process.pid for process in psutil.Process().parents())
         self._memory_bytes = memory_bytes
         self._cgroups = Cgroups.find()
         self._leaving: set[int] = set()
@@ -79,7 +79,7 @@ class LocalLauncher(Launcher):
         """Replicas that have ended, until somebody asks."""
         self._present: dict[int, str] = {}
         """Replica that each process of this launcher is, or was last."""
-        self._own: dict[int, float | None] = {}
+        self._started_pids: dict[int, float | None] = {}
         """Processes that this launcher started, with the time at which they were first seen to be gone."""
         self._lock = threading.Lock()
         self._servers: ForkServers | None = None
@@ -120,8 +120,10 @@ class LocalLauncher(Launcher):
 
     def _is_stranger(self, pid: int) -> bool:
         try:
-            ours = self._alive | self._own.keys() | (self._servers.pids if self._servers is not None else set())
-            return pid not in self._above and os.getsid(pid) not in ours
+            ours = (
+                self._alive | self._started_pids.keys() | (self._servers.pids if self._servers is not None else set())
+            )
+            return pid not in self._ancestor_pids and os.getsid(pid) not in ours
         except ProcessLookupError:
             return False
 
@@ -160,7 +162,7 @@ class LocalLauncher(Launcher):
         except OSError as error:
             raise LaunchFailed(f"a replica could not be started in {request.working_dir}: {error}") from error
         with self._lock:
-            self._own[pid] = None
+            self._started_pids[pid] = None
             self._leaving.discard(pid)
             self._present[pid] = request.replica_id
         try:
@@ -209,7 +211,7 @@ class LocalLauncher(Launcher):
             with self._lock:
                 if not kept and self._present.get(replica.pid) == replica.replica_id:
                     del self._present[replica.pid]
-                    self._own.pop(replica.pid, None)
+                    self._started_pids.pop(replica.pid, None)
             why = ""
             if self._cgroups is not None and self._cgroups.ran_out_of_memory(replica.pid):
                 limit = "" if self._memory_bytes is None else f" (limit: {self._memory_bytes / 2**30:.3g} GiB per slot)"
@@ -222,11 +224,11 @@ class LocalLauncher(Launcher):
 
     def _status_may_come(self, pid: int) -> bool:
         """The exit status of a child of ours is a moment away: a busy fork server collects it late."""
-        if pid not in self._own:
+        if pid not in self._started_pids:
             return False
-        since = self._own[pid]
+        since = self._started_pids[pid]
         if since is None:
-            since = self._own[pid] = time.monotonic()
+            since = self._started_pids[pid] = time.monotonic()
         return time.monotonic() - since < STATUS_SECONDS
 
     def cpu_seconds(self, replica: ReplicaRecord) -> float | None:

@@ -454,7 +454,7 @@ class TrialStore:
 
 class ReportBook:
     def __init__(self) -> None:
-        self._of: dict[str, dict[int, Report]] = {}
+        self._reports_by_trial: dict[str, dict[int, Report]] = {}
         self._sorted: dict[str, list[Report]] = {}
         """Sorted reports of the trials that have reported nothing since they were asked for."""
         self._names: list[str] | None = None
@@ -463,34 +463,34 @@ class ReportBook:
 
     def add(self, report: Report) -> None:
         """A step that was reported before keeps its first value."""
-        if report.trial_id not in self._of:
-            self._of[report.trial_id] = {}
+        if report.trial_id not in self._reports_by_trial:
+            self._reports_by_trial[report.trial_id] = {}
             self._names = None
-        if self._of[report.trial_id].setdefault(report.step, report) is report:
+        if self._reports_by_trial[report.trial_id].setdefault(report.step, report) is report:
             self._sorted.pop(report.trial_id, None)
             self._last[report.trial_id] = max(report.step, self._last.get(report.trial_id, report.step))
 
     def has(self, trial_id: str, step: int) -> bool:
-        return step in self._of.get(trial_id, ())
+        return step in self._reports_by_trial.get(trial_id, ())
 
     def has_any(self, trial_id: str) -> bool:
-        return bool(self._of.get(trial_id))
+        return bool(self._reports_by_trial.get(trial_id))
 
     def of(self, trial_id: str) -> list[Report]:
         """Return the trial's reports in order of steps."""
         reports = self._sorted.get(trial_id)
         if reports is None:
-            steps = self._of.get(trial_id, {})
+            steps = self._reports_by_trial.get(trial_id, {})
             reports = [steps[step] for step in sorted(steps)]
-            if trial_id in self._of:
+            if trial_id in self._reports_by_trial:
                 self._sorted[trial_id] = reports
         return reports
 
     def latest(self) -> dict[str, Report]:
-        return {name: steps[self._last[name]] for name, steps in self._of.items() if steps}
+        return {name: steps[self._last[name]] for name, steps in self._reports_by_trial.items() if steps}
 
     def forget_trial(self, trial_id: str) -> None:
-        self._of.pop(trial_id, None)
+        self._reports_by_trial.pop(trial_id, None)
         self._sorted.pop(trial_id, None)
         self._last.pop(trial_id, None)
         self._names = None
@@ -498,7 +498,7 @@ class ReportBook:
     def rows(self) -> list[Report]:
         """All, in order of trial and step."""
         if self._names is None:
-            self._names = sorted(self._of)
+            self._names = sorted(self._reports_by_trial)
         found: list[Report] = []
         for name in self._names:
             found += self.of(name)

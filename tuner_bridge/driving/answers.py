@@ -28,7 +28,7 @@ Told = dict[str, Any]
 class Answers:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._given: OrderedDict[str, tuple[Any, dict[str, Any]]] = OrderedDict()
+        self._answers_by_question: OrderedDict[str, tuple[Any, dict[str, Any]]] = OrderedDict()
         """Questions and answers by the question's id."""
         self._waiting: list[Told] = []
         """Answers for the next poll."""
@@ -40,7 +40,7 @@ class Answers:
         """A question that is asked again, because its answer got lost, gets the same answer."""
         asked = (question["method"], question["arguments"])
         with self._lock:
-            before, answer = self._given.get(question["id"], (asked, None))
+            before, answer = self._answers_by_question.get(question["id"], (asked, None))
         if before != asked:
             error = BridgeError(
                 f"question {question['id']} was asked again with other contents ({before[0]!r} before, {asked[0]!r} "
@@ -54,9 +54,9 @@ class Answers:
 
     def _remember(self, question_id: str, asked: Any, answer: dict[str, Any]) -> None:
         with self._lock:
-            self._given[question_id] = asked, answer
-            while len(self._given) > ANSWERS_KEPT:
-                self._given.popitem(last=False)
+            self._answers_by_question[question_id] = asked, answer
+            while len(self._answers_by_question) > ANSWERS_KEPT:
+                self._answers_by_question.popitem(last=False)
 
     # ------------------------------------------------------------------ what the next poll takes along
 

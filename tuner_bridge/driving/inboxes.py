@@ -26,41 +26,41 @@ class _Inbox:
 class Inboxes:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._of: dict[str, _Inbox] = {}
+        self._inbox_by_trial: dict[str, _Inbox] = {}
 
     def open(self, trial_id: str) -> queue.SimpleQueue[Message]:
         with self._lock:
-            self._of[trial_id] = inbox = _Inbox()
+            self._inbox_by_trial[trial_id] = inbox = _Inbox()
         return inbox.messages
 
     def close(self, trial_id: str) -> None:
         with self._lock:
-            del self._of[trial_id]
+            del self._inbox_by_trial[trial_id]
 
     def known(self) -> tuple[dict[str, str], list[str]]:
         """Return the news that each trial has heard, and the questions that are being worked on."""
         with self._lock:
-            seen = {trial_id: inbox.seen for trial_id, inbox in self._of.items()}
-            return seen, [each for inbox in self._of.values() for each in inbox.queued]
+            seen = {trial_id: inbox.seen for trial_id, inbox in self._inbox_by_trial.items()}
+            return seen, [each for inbox in self._inbox_by_trial.values() for each in inbox.queued]
 
     def hand_out(self, news: Mapping[str, Any]) -> tuple[int, bool]:
         """Hand out news; return the number of new questions, and whether anything was new."""
         fresh, asked = False, 0
         with self._lock:
             for live in news["live"]:
-                inbox = self._of.get(live["trial_id"])
+                inbox = self._inbox_by_trial.get(live["trial_id"])
                 if inbox is not None and inbox.seen != live["seen"]:
                     inbox.seen = live["seen"]
                     inbox.messages.put({"live": live})
                     fresh = True
             for question in news["questions"]:
-                inbox = self._of.get(question["trial_id"])
+                inbox = self._inbox_by_trial.get(question["trial_id"])
                 if inbox is not None and question["id"] not in inbox.queued:
                     inbox.queued.add(question["id"])
                     inbox.messages.put({"question": question})
                     fresh, asked = True, asked + 1
             for summary in news["finished"]:
-                inbox = self._of.get(summary["trial_id"])
+                inbox = self._inbox_by_trial.get(summary["trial_id"])
                 if inbox is not None and "finished" not in inbox.queued:
                     inbox.queued.add("finished")
                     inbox.messages.put({"finished": summary})
@@ -70,12 +70,12 @@ class Inboxes:
     def is_answered(self, trial_id: str, question_id: str) -> None:
         """Should it come again, its answer was lost."""
         with self._lock:
-            inbox = self._of.get(trial_id)
+            inbox = self._inbox_by_trial.get(trial_id)
             if inbox is not None:
                 inbox.queued.discard(question_id)
 
     def refuse(self, trial_id: str, error: Exception) -> None:
         with self._lock:
-            inbox = self._of.get(trial_id)
+            inbox = self._inbox_by_trial.get(trial_id)
         if inbox is not None:
             inbox.messages.put({"refused": error})

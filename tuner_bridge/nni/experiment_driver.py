@@ -166,9 +166,9 @@ class ExperimentDriver:
         self._trials: dict[str, _Trial] = {}
         self._results = itertools.count()
         self._trackers = trackers_named(experiment.get("trackers") or ())
-        self._untaken: dict[int, threading.Event] = {}
+        self._unconfirmed_results: dict[int, threading.Event] = {}
         self._numbers: dict[str, int] = {}
-        self._earlier: dict[str, str] = {}
+        self._adoptable_trials: dict[str, str] = {}
         """Trials that an earlier driver has submitted, by NNI's name."""
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
@@ -215,7 +215,7 @@ class ExperimentDriver:
                 spec = self._driver.client.request("GET", f"/trials/{summary['trial_id']}")["spec"]
                 name = spec["payload"]["nni"]["trial"]
                 self._numbers[name] = summary["number"]
-                self._earlier[name] = summary["trial_id"]
+                self._adoptable_trials[name] = summary["trial_id"]
 
     def handle(self, message: Mapping[str, Any]) -> None:
         if "submit" in message:
@@ -224,7 +224,7 @@ class ExperimentDriver:
             self._cancel(message["cancel"], message["why"])
         elif "taken" in message:
             with self._lock:
-                taken = self._untaken.pop(message["taken"], None)
+                taken = self._unconfirmed_results.pop(message["taken"], None)
             if taken is not None:
                 taken.set()
         elif "log" in message:
@@ -234,7 +234,7 @@ class ExperimentDriver:
         """Let the trials be: they save their state, and resume with the experiment."""
         self._driver.interrupt()
         with self._lock:
-            untaken = list(self._untaken.values())
+            untaken = list(self._unconfirmed_results.values())
         for taken in untaken:
             taken.set()
         for thread in self._threads:
@@ -347,7 +347,7 @@ class ExperimentDriver:
         taken = threading.Event()
         with self._lock:
             number = next(self._results)
-            self._untaken[number] = taken
+            self._unconfirmed_results[number] = taken
         self._send({"trial": name, "metric": result["metric"], "order": result["order"], "number": number})
         return taken
 
@@ -369,7 +369,7 @@ class ExperimentDriver:
             trial = self._trials.get(name)
             if trial is not None:
                 trial.cancelled = why
-            trial_id = self._earlier.get(name) if trial is None else trial.trial_id
+            trial_id = self._adoptable_trials.get(name) if trial is None else trial.trial_id
         if trial_id is not None:
             self._cancel_soon(trial_id, why)
 

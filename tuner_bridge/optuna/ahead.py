@@ -144,12 +144,12 @@ class LookAhead:
         """False to send only what other replicas of the same trial have asked for."""
         self._habit: list[_Suggestion] = []
         """Suggestions of the trial that ended last, or has asked most."""
-        self._of: dict[int, _Asked] = {}
+        self._asked_by_trial: dict[int, _Asked] = {}
         self._drew_last: _Asked | None = None
 
     def take(self, trial: optuna.Trial, numbers: Iterable[int]) -> dict[str, Any]:
         """Enter values into the study that the objective has taken; returns those that were new."""
-        asked = self._of.get(trial.number)
+        asked = self._asked_by_trial.get(trial.number)
         new = {}
         for number in numbers:
             drawn = None if asked is None else asked.sent.get(number)
@@ -165,7 +165,7 @@ class LookAhead:
         ``asker``: the process that asks. Raises what Optuna raises for it.
         """
         suggestion = _Suggestion.of(method, arguments)
-        asked = self._of.setdefault(trial.number, _Asked())
+        asked = self._asked_by_trial.setdefault(trial.number, _Asked())
         drawn = asked.ahead.get(suggestion.name)
         is_next = drawn is not None and drawn is next(iter(asked.ahead.values()))
         has_others = bool(asked.receivers - {asker})
@@ -185,7 +185,7 @@ class LookAhead:
 
     def close(self, trial: optuna.Trial) -> None:
         """The trial is over."""
-        asked = self._of.pop(trial.number, None)
+        asked = self._asked_by_trial.pop(trial.number, None)
         if asked is not None:
             self._undo(trial, asked)
             self._habit = list(asked.suggestions.values())

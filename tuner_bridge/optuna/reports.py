@@ -38,7 +38,7 @@ class PendingReports:
         self, send: Callable[[Sequence[Report]], None], tells: Callable[[], bool], look_up: Callable[[], None]
     ) -> None:
         self._send = send
-        self._tells = tells
+        self._may_report = tells
         self._look_up = look_up
         self._changed = threading.Condition()
         self._pending: deque[Report] = deque(maxlen=MOST_KEPT)
@@ -55,7 +55,7 @@ class PendingReports:
 
     def add(self, report: Report) -> None:
         """Add a report; raise what an earlier one has raised meanwhile."""
-        tells = self._tells()
+        tells = self._may_report()
         if tells and self._thread is None:
             self._thread = threading.Thread(target=self._run, name="optuna-reports", daemon=True)
             self._thread.start()

@@ -290,7 +290,7 @@ class _Display:
     def __init__(self, trial: Callable[[], optuna.Trial]) -> None:
         self._trial = trial
         self._replicas: int | None = None
-        self._later: Mapping[str, Any] | None = None
+        self._postponed_row: Mapping[str, Any] | None = None
         self._noted_at = float("-inf")
 
     def __call__(self, live: Mapping[str, Any]) -> None:
@@ -302,9 +302,9 @@ class _Display:
 
     def close(self) -> None:
         """Note what was put off, before Optuna closes the trial."""
-        if self._later is not None:
+        if self._postponed_row is not None:
             self._noted_at = float("-inf")
-            self(self._later)
+            self(self._postponed_row)
 
     def _note(self, live: Mapping[str, Any]) -> None:
         if live["replicas"] != self._replicas:
@@ -313,9 +313,9 @@ class _Display:
             self._noted_at = float("-inf")
         if not live.get("goodput"):
             return
-        self._later = live
+        self._postponed_row = live
         if time.monotonic() - self._noted_at > SHOW_SECONDS:
-            self._noted_at, self._later = time.monotonic(), None
+            self._noted_at, self._postponed_row = time.monotonic(), None
             self._trial().set_user_attr("elastune:goodput", live["goodput"])
             self._trial().set_user_attr("elastune:batch", live["batch"])
 

@@ -55,7 +55,7 @@ class Board:
         self._changes: deque[Change] = deque(maxlen=KEPT_CHANGES)
         self._kept_characters = 0
         self._rows: dict[str, dict[str, Any]] = {}
-        self._seen: dict[str, tuple[Any, ...]] = {}
+        self._row_fingerprints: dict[str, tuple[Any, ...]] = {}
         self._latest: dict[str, Report] = {}
         self._intervals: dict[str, list[Any]] = {}
         self._reports: list[Report] = []
@@ -110,7 +110,7 @@ class Board:
                 return self._look()
             except BaseException:
                 # What was found so far has been told to nobody: it is found again.
-                self._seen.clear()
+                self._row_fingerprints.clear()
                 self._rows.clear()
                 raise
 
@@ -174,10 +174,10 @@ class Board:
         changed = []
         for record in records:
             seen = self._facts(record, hints)
-            before = self._seen.get(record.trial_id)
+            before = self._row_fingerprints.get(record.trial_id)
             if before is not None and all(map(_same, before, seen)):
                 continue
-            self._seen[record.trial_id] = seen
+            self._row_fingerprints[record.trial_id] = seen
             row = trial_row(
                 record,
                 view=self._service.loop.latest_views.get(record.trial_id),
@@ -193,7 +193,7 @@ class Board:
         if len(self._rows) > len(records):
             gone = list(self._rows.keys() - {record.trial_id for record in records})
             for trial_id in gone:
-                for kept in (self._rows, self._seen, self._latest):
+                for kept in (self._rows, self._row_fingerprints, self._latest):
                     kept.pop(trial_id, None)
                 for replica_id in [name for name, row in self._intervals.items() if row[1] == trial_id]:
                     del self._intervals[replica_id]
