@@ -59,7 +59,7 @@ def register_state(name: str, state: Stateful) -> None:
     training_core().registry.register(f"user-{name}", state)
 
 
-class Kept(SimpleNamespace):
+class SharedValues(SimpleNamespace):
     """Values of a script that belong to its trial, as attributes; see ``keep``."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Kept(SimpleNamespace):
         placed(state, vars(self))
 
 
-def keep(**values: Any) -> Kept:
+def keep(**values: Any) -> SharedValues:
     """Return an object with these attributes, which are checkpointed and handed to joining replicas.
 
     For what a script counts and remembers from epoch to epoch outside of the function with the loop over epochs, whose
@@ -83,7 +83,7 @@ def keep(**values: Any) -> Kept:
     first training step on. Call it before the loop over epochs; several calls make several objects, in one order on
     all replicas. Tensors come to the device of those that they replace, else to the CPU.
     """
-    kept = Kept(**values)
+    kept = SharedValues(**values)
     registry = training_core().registry
     registry.register(registry.unique_name("kept"), kept)
     return kept

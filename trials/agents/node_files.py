@@ -26,7 +26,7 @@ Fetch = Callable[[Mapping[str, str], str, Path], None]
 """Unpacks the package of that digest, for a replica with this environment, into a folder. Raises OSError."""
 
 
-class Kept(Protocol):
+class KeptCheckpoints(Protocol):
     """The scheduler's checkpoints; all raise OSError."""
 
     def checkpoints(self, trial_id: str) -> list[str]: ...
@@ -37,7 +37,7 @@ class Kept(Protocol):
 class NodeFiles:
     """The control thread of an agent makes all calls; packages and checkpoints come in another one."""
 
-    def __init__(self, fetch: Fetch, above: Path | None = None, kept: Kept | None = None) -> None:
+    def __init__(self, fetch: Fetch, above: Path | None = None, kept: KeptCheckpoints | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="elastune-", dir=above))
         self.on_fetched: Callable[[str, str], None] = lambda trial_id, name: None
         """Told of each checkpoint that has come: its trial, its name."""
@@ -88,7 +88,7 @@ class NodeFiles:
             raise LaunchFailed(f"the trial's checkpoint cannot be fetched to {request.node}: {error}") from error
         return True
 
-    def _get(self, kept: Kept, trial_id: str) -> None:
+    def _get(self, kept: KeptCheckpoints, trial_id: str) -> None:
         folder = self.checkpoints / trial_id
         for name in kept.checkpoints(trial_id):
             if not NAME.match(name) or newest(folder).get(name.rpartition("/")[0], "") >= name:

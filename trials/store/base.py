@@ -65,7 +65,7 @@ class SlotInterval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class StoreContent:
     """Contents of a backing that a store needs in memory."""
 
     studies: Sequence[Study]

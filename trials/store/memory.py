@@ -20,7 +20,7 @@ from typing import Any
 from trials.errors import UnknownTrial
 from trials.record import Measurement, Outcome, Reason, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
-from trials.store.base import AIM_AGAIN, Backing, HistoryEntry, Kept, SlotInterval
+from trials.store.base import AIM_AGAIN, Backing, HistoryEntry, SlotInterval, StoreContent
 from trials.terms import StudyTerms
 
 DECIDED = frozenset({"state", "join_epoch", "retry_join"})
@@ -55,7 +55,7 @@ class TrialStore:
     def close(self) -> None:
         self._backing.close()
 
-    def replace_all(self, kept: Kept) -> None:
+    def replace_all(self, kept: StoreContent) -> None:
         """Hold what a backing has kept, and nothing else."""
         with self._lock:
             self._clear()

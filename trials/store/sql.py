@@ -27,7 +27,7 @@ from trials.errors import StateFolderInUse, StoreUnavailable, UnknownTrial
 from trials.record import Measurement, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
 from trials.states import FINAL_STATES
-from trials.store.base import RESIZE, Backing, HistoryEntry, Kept, SlotInterval
+from trials.store.base import RESIZE, Backing, HistoryEntry, SlotInterval, StoreContent
 from trials.store.memory import TrialStore
 from trials.store.tables import entry_of, entry_values, make_tables, spec_values, trial_of, trial_values
 from trials.store.tables import hints as _hints
@@ -125,7 +125,7 @@ class SqlBacking(Backing):
         with self._changing:
             studies, trials = self.studies(), self.trials()
             live = [trial.trial_id for trial in trials if not trial.state.is_final]
-            kept = Kept(
+            kept = StoreContent(
                 studies=studies,
                 trials=trials,
                 live_replicas=self.replicas(),

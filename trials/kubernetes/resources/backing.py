@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
-class Kept:
+class TrialResource:
     """Facts about a trial's resource beyond its record."""
 
     namespace: str
@@ -88,7 +88,7 @@ class Kept:
 
 
 @dataclass(slots=True)
-class KeptStudy:
+class StudyResource:
     namespace: str
     name: str
     uid: str
@@ -105,8 +105,8 @@ class ClusterBacking(Backing):
         self._home = settings.namespace
         self._clock = clock
         self._memory: TrialStore
-        self.trials: dict[str, Kept] = {}
-        self.studies: dict[str, KeptStudy] = {}
+        self.trials: dict[str, TrialResource] = {}
+        self.studies: dict[str, StudyResource] = {}
         self.births = threading.RLock()
         """Held while a resource becomes known, whoever made it."""
         self._noting = threading.RLock()
@@ -147,7 +147,7 @@ class ClusterBacking(Backing):
 
     # ------------------------------------------------------------------ what is known
 
-    def of(self, trial_id: str) -> Kept:
+    def of(self, trial_id: str) -> TrialResource:
         try:
             return self.trials[trial_id]
         except KeyError:
@@ -155,7 +155,7 @@ class ClusterBacking(Backing):
 
     def remember(self, found: TrialObject) -> None:
         numbers = [int(key) for key in found.history_keys]
-        self.trials[found.record.trial_id] = Kept(
+        self.trials[found.record.trial_id] = TrialResource(
             namespace=found.namespace,
             name=found.name,
             uid=found.uid,
@@ -175,7 +175,7 @@ class ClusterBacking(Backing):
         """Make memory hold what the resource says."""
         self._memory.reload(found.record, found.replicas, found.reports, found.history, found.hints, found.measurements)
 
-    def lost(self, trial_id: str, kept: Kept) -> None:
+    def lost(self, trial_id: str, kept: TrialResource) -> None:
         """Take a trial whose resource is gone: one that nobody has any more is cancelled."""
         with kept.writing:
             kept.gone_at = kept.gone_at or self._clock()
@@ -197,7 +197,7 @@ class ClusterBacking(Backing):
         # Names of other studies are meant as they are read from the resource.
         return replace(study, terms=documents.study_from(document, home=self._home).terms)
 
-    def _create_study(self, study: Study) -> KeptStudy:
+    def _create_study(self, study: Study) -> StudyResource:
         namespace, bare = self._settings.place_of(study.name)
         objection = self._settings.objection_to(study.called, namespace)
         if objection is not None:
@@ -210,7 +210,7 @@ class ClusterBacking(Backing):
             if error.status != 409:
                 raise StoreUnavailable(f"the API server refuses study {study.name!r}: {error}") from error
             made = self._api.get(STUDIES, namespace, name)
-        kept = KeptStudy(namespace, name, made["metadata"].get("uid", ""), made.get("spec") or {})
+        kept = StudyResource(namespace, name, made["metadata"].get("uid", ""), made.get("spec") or {})
         self.studies[study.name] = kept
         return kept
 
@@ -327,7 +327,7 @@ class ClusterBacking(Backing):
             raise
 
     @contextmanager
-    def sending(self, trial_id: str, kept: Kept) -> Iterator[None]:
+    def sending(self, trial_id: str, kept: TrialResource) -> Iterator[None]:
         """A resource that is gone is no failure of the store."""
         try:
             yield
@@ -336,7 +336,7 @@ class ClusterBacking(Backing):
                 raise StoreUnavailable(f"the API server refuses a change of trial {trial_id}: {error}") from error
             self.lost(trial_id, kept)
 
-    def _refresh(self, trial_id: str, kept: Kept) -> None:
+    def _refresh(self, trial_id: str, kept: TrialResource) -> None:
         if not kept.stale:
             return
         documents_read: list[Document] = []
@@ -461,7 +461,7 @@ class ClusterBacking(Backing):
             logger.info("could not create an event trial=%s error=%s", trial_id, error)
 
 
-def _event(kept: Kept, entry: HistoryEntry) -> Document:
+def _event(kept: TrialResource, entry: HistoryEntry) -> Document:
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry.at))
     warns = entry.what in ("warning", TrialState.FAILED.value)
     return {
@@ -493,7 +493,7 @@ def _make_room(kept: list[Any], most: int) -> list[Any]:
     return gone
 
 
-def _owner_reference(study: KeptStudy | None) -> Document | None:
+def _owner_reference(study: StudyResource | None) -> Document | None:
     if study is None:
         return None
     return {"apiVersion": f"{GROUP}/{VERSION}", "kind": "Study", "name": study.name, "uid": study.uid}

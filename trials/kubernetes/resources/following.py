@@ -15,7 +15,7 @@ from trials.errors import ClusterRefused, InvalidStudyTerms, InvalidTrialSpec
 from trials.kubernetes.client.api import STUDIES, TRIALS, ClusterApi
 from trials.kubernetes.names import FINALIZER, LONGEST_TRIAL_NAME, is_name
 from trials.kubernetes.resources import documents
-from trials.kubernetes.resources.backing import ClusterBacking, Kept, KeptStudy
+from trials.kubernetes.resources.backing import ClusterBacking, StudyResource, TrialResource
 from trials.kubernetes.settings import ClusterSettings
 from trials.record import TrialRecord
 from trials.spec import TrialSpec
@@ -124,7 +124,7 @@ class Following:
             self._memory.request_cancel(trial_id, "its resource was deleted")
         return True
 
-    def _follow(self, document: Mapping[str, Any], trial_id: str, kept: Kept) -> bool:
+    def _follow(self, document: Mapping[str, Any], trial_id: str, kept: TrialResource) -> bool:
         """Follow what a user may change in a trial that is there."""
         news = False
         with kept.writing:
@@ -205,7 +205,7 @@ class Following:
             if kept is not None and kept.spec == spec and kept.uid == metadata.get("uid"):
                 return False
             touched = kept is not None and kept.touched
-            self._resources.studies[study.name] = KeptStudy(*here, metadata.get("uid", ""), spec, touched)
+            self._resources.studies[study.name] = StudyResource(*here, metadata.get("uid", ""), spec, touched)
             present = next((each for each in self._memory.studies() if each.name == study.name), None)
             if present is not None:
                 # The driver's lease is newer here.
