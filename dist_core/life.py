@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 class Listener:
     def began(self) -> None:
-        """The code has come to its epochs, or to its first loop without any, and has made no step."""
+        """Note that the code has come to its epochs, or to its first loop without any, and has made no step."""
 
     def epochs_began(self) -> None:
-        """The epoch loop is entered, where the trial stands."""
+        """Note that the epoch loop is entered, where the trial stands."""
 
     def entered(self, rank: int, number: int) -> None:
         """Note that this replica has entered generation ``number`` as ``rank``."""
@@ -23,27 +23,27 @@ class Listener:
         """Note that another replica is gone, and this one's process groups are closed."""
 
     def loop_began(self, *, completed: bool) -> None:
-        """A training loop begins; ``completed``: one that the trial had completed in this epoch when it resumed."""
+        """Note that a training loop begins; ``completed``: one that the trial had completed when it resumed."""
 
     def loop_ended(self) -> None:
-        """The samples of a training loop are used up."""
+        """Note that the samples of a training loop are used up."""
 
     def step_counts(self) -> None:
         """Note that all replicas have made the step; what they agreed on in it is taken up next."""
 
     def step_ended(self) -> None:
-        """The step is counted, and its decisions are carried out."""
+        """Note that the step is counted, and its decisions are carried out."""
 
     def epoch_ended(self) -> None: ...
 
     def epochs_ended(self) -> None:
-        """The loop over epochs is over, or is left early."""
+        """Note that the loop over epochs is over, or is left early."""
 
     def runs_again(self) -> None:
-        """The user's code begins again from its top: what its first run made is forgotten."""
+        """Note that the user's code begins again from its top: forget what its first run made."""
 
     def joins_again(self) -> None:
-        """The code that runs again is a joiner's, which comes to a later epoch."""
+        """Note that the code that runs again is a joiner's, which comes to a later epoch."""
 
 
 class Life(Listener):

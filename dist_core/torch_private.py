@@ -369,7 +369,7 @@ def reading_as(info: PartInfo) -> Iterator[None]:
 
 @functools.cache
 def leave_uncompiled(package: str) -> None:
-    """torch.compile breaks its graph at functions of this package, and goes on within what they call."""
+    """Have torch.compile break its graph at functions of this package, and go on within what they call."""
     # torch's compiler takes as long to import as the rest of torch; the first optimizer does it in any case.
     from torch._dynamo import trace_rules
 

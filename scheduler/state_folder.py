@@ -123,7 +123,7 @@ def read_server_file(path: Path) -> dict[str, Any] | None:
 
 
 def write_durably(path: Path, words: str) -> None:
-    """Whole or not at all, for its owner alone. Raises StoreUnavailable."""
+    """Write a file whole or not at all, for its owner alone; raise StoreUnavailable."""
     partial = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -18,7 +18,10 @@ def check_length(what: str, name: object) -> None:
 
 
 def check_name(what: str, name: str) -> None:
-    """A name that people give and others read; raises InvalidTrialSpec for one that a log or a URL could not hold."""
+    """Check a name that people give and others read.
+
+    Raise InvalidTrialSpec for one that a log or a URL could not hold.
+    """
     check_length(what, name)
     if one_line(name) != name or "/" in name or name in (".", ".."):
         raise InvalidTrialSpec(

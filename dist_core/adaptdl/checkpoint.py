@@ -25,7 +25,7 @@ class State:
         """Read what ``save`` wrote."""
 
     def sync(self) -> None:
-        """Called on the saving replica before ``save``."""
+        """Prepare on the saving replica, before ``save``."""
 
     def state_dict(self) -> dict[str, Any]:
         self.sync()

@@ -70,20 +70,20 @@ class Adaptation:
         self.atomic_batch, self.accumulation = atomic, accumulation
 
     def use_bounds(self, bounds: BatchBounds) -> None:
-        """The user's bounds, stated anew; what memory has taught stays."""
+        """Use the user's bounds, stated anew; what memory has taught stays."""
         if self._memory_limit is not None:
             bounds = replace(bounds, max_atomic=max(bounds.min_atomic, min(bounds.largest_atomic, self._memory_limit)))
         self.bounds = bounds
 
     def limit(self, max_atomic: int) -> None:
-        """More examples a pass do not fit into memory."""
+        """Limit the examples of a pass: more do not fit into memory."""
         if self.bounds.adaptive and max_atomic < self.bounds.largest_atomic:
             self._memory_limit = max_atomic
             self.use_bounds(self.bounds)
             self.atomic_batch = min(self.atomic_batch, self.bounds.largest_atomic)
 
     def forbid_accumulation(self) -> None:
-        """Steps are one pass each from now on."""
+        """Make steps of one pass each from now on."""
         if self.bounds.accumulation or self.accumulation:
             self.bounds = replace(self.bounds, accumulation=False)
             self.accumulation = 0
@@ -204,7 +204,7 @@ class SizeCosts:
         self._generation: int | None = None
 
     def note(self, atomic: int, seconds: float, now: float, *, generation: int, compiles: bool) -> None:
-        """A pass at this size took so long.
+        """Note the time of a pass at this size.
 
         The first size of all begins with what is started once in a process, unless there is a model that ``compiles``.
         A generation's first step waits for others, which is no cost of its size.

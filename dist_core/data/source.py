@@ -39,7 +39,7 @@ class BatchSource(Protocol):
         ...
 
     def begin_loop(self) -> None:
-        """A training loop begins; its steps may be asked for several times, as they change."""
+        """Begin a training loop; its steps may be asked for several times, as they change."""
         ...
 
     def end_loop(self) -> None:

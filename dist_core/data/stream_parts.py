@@ -65,7 +65,7 @@ class PartedCursor:
         return [part for part in self._read_on() if self.owners[part] == rank]
 
     def advance(self, counts: Sequence[int], ended: Sequence[bool]) -> None:
-        """A step took so many samples of each part, and found these to end with them."""
+        """Advance by the samples that a step took of each part, and end the parts that it found to end."""
         for part, count in enumerate(counts):
             self.positions[part] += count
             self.ended[part] |= bool(ended[part])
@@ -73,7 +73,7 @@ class PartedCursor:
         self._share_out()
 
     def _share_out(self) -> None:
-        """A replica that has come to the end of its parts goes on with one of those that have the most left."""
+        """Give a replica at the end of its parts one from those that have the most left."""
         while True:
             left = [len(self.parts_of(rank)) for rank in range(self.world_size)]
             if min(left) > 0 or max(left) < 2:

@@ -47,16 +47,16 @@ class Generation:
     # ------------------------------------------------------------------ what changes it
 
     def come_to_train(self) -> None:
-        """The trial trains already; this replica builds what the others have before it is let in."""
+        """Come as a joiner to a trial that trains; it builds what the others have before it is let in."""
         self.joining = True
         self.dry_steps_left = DRY_STEPS
 
     def come_to_begin(self) -> None:
-        """Nobody trains, or this process has its trial's state already: it comes as one of the first."""
+        """Come as one of the first: nobody trains, or this process has its trial's state already."""
         self.joining = False
 
     def begin_dry_pass(self) -> None:
-        """A pass of a joiner on its own."""
+        """Begin a pass of a joiner on its own."""
         self.dry_steps_left -= 1
 
     def end_dry_pass(self, *, built: bool) -> None:
@@ -101,13 +101,13 @@ class Generation:
         self.prepared = None
 
     def begin_anew(self) -> None:
-        """The code of a joiner runs again from its top, for a later epoch."""
+        """Run a joiner's code again from its top, for a later epoch."""
         self.joined = False
         self.group = lone_group()
         self.broken = None
 
     def mark_broken(self, reason: str) -> None:
-        """A collective failed: this step does not count. Safe from any thread."""
+        """Note that a collective failed: this step does not count. Safe from any thread."""
         if self.broken is None:
             self.broken = reason
 

@@ -180,7 +180,7 @@ class Membership:
                 self._changed.wait(poll_seconds)
 
     def commit(self, prepared: Prepared) -> None:
-        """The training thread has entered this generation."""
+        """Note that the training thread has entered this generation."""
         with self._lock:
             self._is_member = True
             self._entered = prepared.generation.number
@@ -192,14 +192,14 @@ class Membership:
             group.leave_unused()
 
     def break_off_superseded(self) -> None:
-        """Others may wait for this replica in an offer that it cannot come to any more."""
+        """Break off offers that this replica cannot come to any more: others may wait for it there."""
         with self._lock:
             superseded, self._superseded = self._superseded, []
         for group in superseded:
             group.break_off()
 
     def abandon(self, number: int) -> None:
-        """The training thread gave this generation up; the group built for it is dropped. A later one stays."""
+        """Give this generation up and drop the group built for it; a later one stays."""
         with self._lock:
             if not self._is_member:
                 self._size = 0

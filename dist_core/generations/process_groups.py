@@ -163,7 +163,7 @@ class ReplicaGroup:
         let_go(self._over_gloo())
 
     def leave_unused(self) -> None:
-        """Nobody here has used this group, or will."""
+        """Let go of a group that nobody here has used."""
         let_go(self.process_groups())
 
     # ------------------------------------------------------------------ replicas x what a replica consists of

@@ -125,7 +125,7 @@ class RunningSums(Voter, Listener):
             accumulator.back_to_mark()
 
     def catch_up(self, states: dict[str, Any]) -> None:
-        """The step that was taken back here counts: another replica has its sums, with what was sent from here."""
+        """Count a step that was taken back here: another replica has its sums, with what was sent from here."""
         for name, accumulator in self._accumulators.items():
             if name in states:
                 accumulator.catch_up(states[name])

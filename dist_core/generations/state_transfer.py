@@ -133,7 +133,10 @@ def _usable(tensor: torch.Tensor | None, shape: list[int], dtype: str, *, keep: 
 def _refuse_what_nobody_sends(
     content: dict[str, Any], mine: Sequence[torch.Tensor | None], present: Sequence[torch.Tensor]
 ) -> None:
-    """Replicated tensors go to joiners only: a survivor whose own does not fit would go on with undefined memory."""
+    """Refuse a survivor's tensor that does not fit.
+
+    Replicated tensors go to joiners only, and its memory would be undefined.
+    """
     paths = {slot: path for path, slot in tensor_slots(content["skeleton"])}
     for slot, (own, used, replicated) in enumerate(zip(mine, present, content["replicated"], strict=True)):
         if replicated and own is not used:
@@ -146,7 +149,7 @@ def _refuse_what_nobody_sends(
 
 
 def _pass_on(group: ReplicaGroup, tensors: list[torch.Tensor], joiners: Sequence[int]) -> None:
-    """Survivors send to the joiners, which are shared out among them."""
+    """Send from survivors to the joiners that each is given."""
     survivors = [rank for rank in range(group.world_size) if rank not in joiners]
     server_of = {joiner: survivors[index % len(survivors)] for index, joiner in enumerate(joiners)}
     if group.rank in joiners:

@@ -64,7 +64,7 @@ class StepRecord(Listener):
         self._updates = self._updates_before = self.meetings = 0
 
     def step_is_left(self) -> None:
-        """The loop was left at a batch that was only looked at: schedules that moved on beside it are no step's."""
+        """Leave a step at a batch that was only looked at: schedules that moved on beside it belong to no step."""
         self._updates = self._updates_before = 0
 
     def entered(self, rank: int, number: int) -> None:
@@ -74,5 +74,5 @@ class StepRecord(Listener):
         self.meetings = 0
 
     def go_on_from(self, furthest: Standing) -> None:
-        """The body of the step runs again, here and there."""
+        """Run the body of the step again, here and there."""
         self._updates_before, self._updates = furthest.updates, 0

@@ -35,7 +35,7 @@ class Voter:
         return ()
 
     def take(self, agreed: Sequence[float], world_size: int) -> None:
-        """The sums, when all replicas have made the step, before it is counted. Raises InvalidTraining, on all."""
+        """Take the sums, when all replicas have made the step, before it is counted; raise InvalidTraining, on all."""
 
     def follow(self, agreed: Sequence[float]) -> None:
         """Do what was decided, once the step is counted. May raise what ends this replica."""
@@ -71,7 +71,7 @@ class Round:
         return self._work is None
 
     def wait(self) -> None:
-        """Until all replicas have taken part. Raises RuntimeError when one is gone."""
+        """Wait until all replicas have taken part; raise RuntimeError when one is gone."""
         work, self._work = self._work, None
         if work is not None:
             self._wait_for(work)

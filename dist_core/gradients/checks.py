@@ -46,7 +46,7 @@ def _name_of(model: torch.nn.Module) -> str:
 
 
 def refuse_what_needs_the_host(model: torch.nn.Module, device: Device, reductions: Sequence[ReductionStrategy]) -> None:
-    """A model on a GPU, and ways to reduce that work in the host's memory or on buckets that stay where they are."""
+    """Refuse, for a model on a GPU, reductions that work in the host's memory or on buckets that stay in place."""
     if device.is_host:
         return
     names = {each.name for each in reductions}
@@ -111,7 +111,7 @@ def refuse_weights_changed_within_step(model: torch.nn.Module, trained: frozense
 
 
 def refuse_unreduced(model: torch.nn.Module, world_size: int) -> None:
-    """An update from gradients of this replica alone would make the replicas' weights differ from now on."""
+    """Refuse an update from this replica's gradients alone: the replicas' weights would differ from now on."""
     trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
     if any(each.grad is not None and bool(each.grad.any()) for each in trained.values()):
         if idle := [name for name, each in trained.items() if each.grad is None]:

@@ -94,7 +94,7 @@ class ReductionChoice:
     # ------------------------------------------------------------------ which one wins
 
     def time_step(self, mark: Callable[[], Mark], *, world_size: int) -> None:
-        """An update was made; ``mark`` marks the device's present place."""
+        """Time an update; ``mark`` marks the device's present place."""
         if world_size == 1 or self._tuner.settled:
             self._stepped = None
             return
@@ -163,7 +163,7 @@ class Tuner:
         self._times: list[list[float]] = [[] for _ in range(self._num_candidates)]
 
     def enter(self, world_size: int, num_nodes: int) -> None:
-        """A generation of this size begins; what was found for the same size before holds."""
+        """Begin a generation of this size; what was found for the same size before holds."""
         self._key = f"{num_nodes}x{world_size}"
         self._restart()
 
@@ -183,12 +183,12 @@ class Tuner:
         return self._turn >= ROUNDS * self._num_candidates
 
     def timed(self, seconds: float) -> None:
-        """A step with the present candidate took this long."""
+        """Note the time of a step with the present candidate."""
         if not self._finished and self._steps >= SKIPPED_STEPS:
             self._times[self.candidate].append(seconds)
 
     def advance(self) -> None:
-        """A step is over on all replicas."""
+        """Note that a step is over on all replicas."""
         self._steps += 1
         if not self._finished and self._steps >= SKIPPED_STEPS + TIMED_STEPS:
             self._turn, self._steps = self._turn + 1, 0

@@ -52,13 +52,13 @@ class EarlierGradients:
             hidden.mul_(factor)
 
     def give_back(self) -> None:
-        """The hidden sums become the gradients that the coming backward pass adds to."""
+        """Make the hidden sums the gradients that the coming backward pass adds to."""
         for index, hidden in self._sums.items():
             self._parameters[index].grad = hidden
         self._sums = {}
 
     def join(self, factor: float) -> None:
-        """After that pass: ``factor`` times the new gradients and the hidden sums, plus what was set aside."""
+        """Join, after that pass, ``factor`` times the new gradients, the hidden sums and what was set aside."""
         for index, parameter in enumerate(self._parameters):
             gradient, hidden = parameter.grad, self._sums.get(index)
             if hidden is not None:

@@ -49,7 +49,7 @@ class Wrapper(Protocol):
     def scheduler_step(self, schedule: Any, original: Any, *args: Any, **kwargs: Any) -> Any: ...
 
     def adopt_scaler(self, scaler: Any) -> None:
-        """A gradient scaler that was not given has begun to work for one of the optimizers."""
+        """Adopt a gradient scaler that was not given and has begun to work for one of the optimizers."""
         ...
 
 
@@ -59,7 +59,7 @@ def models_of(optimizer: Any) -> list[Wrapper]:
 
 
 def intercept_scaler(scaler: Any, model: Wrapper) -> None:
-    """A gradient scaler must not touch gradients that are being accumulated."""
+    """Keep a gradient scaler from gradients that are being accumulated."""
     scaler._elastune_model = model
 
     def intercept(name: str) -> None:
@@ -156,7 +156,7 @@ def _refuse_unknown_optimizer(optimizer: torch.optim.Optimizer, args: Any, kwarg
 
 @contextmanager
 def updating() -> Iterator[None]:
-    """While a known optimizer makes its update."""
+    """Mark that a known optimizer makes its update."""
     global _updating
     _updating += 1
     try:
@@ -166,7 +166,7 @@ def updating() -> Iterator[None]:
 
 
 def _watch_scalers() -> None:
-    """A scaler that works for an optimizer of ours without having been given becomes its model's."""
+    """Make a scaler that works for one of our optimizers without having been given its model's."""
 
     def watch(name: str) -> None:
         original: Callable[..., Any] = getattr(torch.amp.GradScaler, name)
@@ -187,7 +187,7 @@ def _watch_scalers() -> None:
 
 
 def _watch_averages() -> None:
-    """An average of a model's weights moves once a step: not in its earlier passes, nor where the step is repeated."""
+    """Move an average of a model's weights once a step: not in earlier passes, nor where the step is repeated."""
     original = AveragedModel.update_parameters
 
     def update_parameters(self: AveragedModel, model: torch.nn.Module) -> None:

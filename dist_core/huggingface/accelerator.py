@@ -135,7 +135,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it is withou
         return AdaptiveDataParallel(prepared, optimizers, schedules or None, self.scaler, **reducer_options(self))
 
     def _do_sync(self) -> None:
-        """A step's gradients are whole with its last pass, which the trial knows."""
+        """Tell Accelerate that a step's gradients are whole with its last pass, which the trial knows."""
         models = get_core().models
         for model in models:
             model.step_place.is_asked_for = True

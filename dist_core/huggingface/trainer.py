@@ -176,7 +176,7 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
         return (num_train_epochs if self._epoch is None else self._epoch), 0
 
     def _begin_training(self) -> None:
-        """Outside of a trial one training may follow another, each in a core of its own."""
+        """Begin a training; outside of a trial one may follow another, each in a core of its own."""
         if self._elastic is not None:
             raise InvalidTraining(
                 "train() was called twice on one elastic trainer; give it all epochs at once, with num_train_epochs or "
@@ -203,7 +203,7 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
         return cast("Any", super()).set_initial_training_values(args, dataloader, *others)
 
     def _stand_at(self, step: int, resume: Any) -> None:
-        """The trainer goes on from a checkpoint of its own, and the trial has none: it begins there."""
+        """Begin the trial where the trainer goes on from a checkpoint of its own; the trial has none."""
         loader: AdaptiveDataLoader = self._training.loader
         epoch, within = divmod(step, self._steps_per_epoch)
         progress = float(epoch * (loader.epoch_size or 0) + within * self._total_batch)
@@ -266,7 +266,7 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
         )
 
     def _go_on_as_begun(self) -> None:
-        """The trainer has begun its counts anew; those of a trial that has trained go on."""
+        """Restore the counts of a trial that has trained: the trainer has begun them anew."""
         if self._begun_with is not None:
             self._carried.take(self._begun_with)
             self._begun_with = None
@@ -276,7 +276,7 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
         return bool(self._elastic.part.step_place.index == 0)
 
     def _dry_pass(self, model: Any, inputs: Any) -> None:
-        """Builds what a joiner receives into; counts nowhere."""
+        """Run one uncounted pass, which makes what a joiner receives into."""
         me = self._me
         me.training_step(model, inputs, me._get_num_items_in_batch([inputs], me.args.device))
         if me.args.max_grad_norm > 0:
@@ -419,7 +419,7 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
         cast("Any", super())._maybe_log_save_evaluate(me._tr_loss, *arguments, **options)
 
     def _collect(self) -> None:
-        """The sums over replicas go to where the trainer keeps its own."""
+        """Put the sums over replicas where the trainer keeps its own."""
         me = self._me
         with self._sums.synchronized() as sums:
             # Over the passes that were heard of: a lost replica may have taken some with it.
@@ -434,7 +434,7 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
                 sums[name] = 0.0
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """The others look at what the first one has written, so they wait for it."""
+        """Save a checkpoint; the other replicas look at what the first one writes, so they wait for it."""
         save = cast("Any", super())._save_checkpoint
         if self._me.args.should_save:
             save(model, trial)

@@ -47,7 +47,7 @@ class PartPasses(PassesOfSteps):
     # ------------------------------------------------------------------ as the loader announces them
 
     def begin(self, step: StepPlan, index: int, *, measures: bool) -> None:
-        """A pass of a micro-batch."""
+        """Begin the pass of micro-batch ``index``; ``measures``: its gradients feed the noise scale."""
         self.place.begin_micro_batch(step, index, measures=measures)
         self._passed = False
         if index > 0:
@@ -108,11 +108,11 @@ class PartPasses(PassesOfSteps):
     # ------------------------------------------------------------------ behind a backward pass
 
     def watch(self, output: Any) -> None:
-        """The forward pass gave ``output``; what has to be done behind its backward pass is done there."""
+        """Watch the output of a forward pass, to act behind its backward pass."""
         around_backward(output, begin=None, end=self.end_pass)
 
     def end_pass(self) -> None:
-        """A backward pass is through: its gradients wait for the step's others, or all of them are summed."""
+        """End a backward pass: its gradients wait for the step's others, or all of them are summed."""
         self._sums.reduced = True
         place = self.place
         if place.step is None or place.passed_step:

@@ -93,9 +93,10 @@ class PartSums:
     # ------------------------------------------------------------------ a step's gradients
 
     def reduce(self, replica_weight: float | None) -> None:
-        """Over the replicas, once all passes of a step are through. ``replica_weight``: its share, where that is known.
+        """Sum over the replicas, once all passes of a step are through.
 
-        A collective that fails is reported, and the step is not applied.
+        ``replica_weight``: its share, where that is known. A collective that fails is reported, and the step is not
+        applied.
         """
         if self.passive:
             return
@@ -146,7 +147,7 @@ class PartSums:
     # ------------------------------------------------------------------ what buckets of DDP's can do besides
 
     def tune(self, announced: int | None) -> None:
-        """There is one way."""
+        """Do nothing: there is one way to reduce."""
 
     def note_update(self) -> None:
         """Do nothing: reductions are not timed here."""
@@ -155,7 +156,7 @@ class PartSums:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """There is none."""
+        """Do nothing: there is no state."""
 
 
 def _buckets(gradients: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:

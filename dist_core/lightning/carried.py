@@ -48,7 +48,7 @@ class CarriedProgress:
         self._before = None
 
     def give_up_step(self) -> None:
-        """The loop was left before it was trained."""
+        """Give up a step: the loop was left before it was trained."""
         self._before = None
 
     @property

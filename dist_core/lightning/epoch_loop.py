@@ -74,7 +74,7 @@ class SummedResults(_ResultCollection):
         self._share_objects()
 
     def _share_objects(self) -> None:
-        """A metric that adds up over replicas by itself is computed by all, if any has logged it in this epoch."""
+        """Have all replicas compute a metric that adds up by itself, if any of them has logged it in this epoch."""
         if self._core.generation.stands_alone:
             return
         mine = [key for key, each in self.items() if not each.is_tensor and each.meta.on_epoch and not each.has_reset]
@@ -288,7 +288,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):
             super().update_lr_schedulers(interval, update_plateau_schedulers)
 
     def _behind_pass(self) -> None:
-        """The module has trained on its batch."""
+        """Count the pass in which the module has trained on its batch."""
         own = self.manual_optimization.optim_step_progress.total
         if not self._place.is_last_micro_batch:
             own.ready = own.completed = self._optimized_before

@@ -46,7 +46,7 @@ class ElasticFitLoop(_FitLoop):
         super().reset()
 
     def _stand_where_it_was(self) -> None:
-        """The trainer goes on from a file of its own or an earlier fit; the trial, which has none, begins there."""
+        """Begin the trial where the trainer goes on from a file of its own or an earlier fit."""
         loop, epochs = self.epoch_loop, cast("Any", self.epoch_progress.current)
         assert self._combined_loader is not None
         batches = self._combined_loader.flattened[0]

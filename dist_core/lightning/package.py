@@ -63,7 +63,7 @@ _settled: str | None = None
 
 
 def settle(package: str) -> None:
-    """The process trains with this one. Raises InvalidTraining where it has trained with the other."""
+    """Settle on this package; raise InvalidTraining if the process has trained with the other one."""
     global _settled
     if _settled not in (None, package):
         raise InvalidTraining(

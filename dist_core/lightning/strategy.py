@@ -75,7 +75,7 @@ class ElasticStrategy(SingleDeviceStrategy):
     # ------------------------------------------------------------------ which process this is
 
     def set_world_ranks(self) -> None:
-        """Lightning's helpers that do something on the first process only ask this."""
+        """Set what Lightning's helpers ask that do something on the first process only."""
         self._show_rank()
         get_core().life.on_entering(self._show_rank)
 

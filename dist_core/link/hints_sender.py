@@ -38,7 +38,7 @@ class HintsSender:
         return time.monotonic() - self._last >= self._interval
 
     def hurry(self) -> None:
-        """Hints are worth more from now on."""
+        """Send hints more often again: they are worth more from now on."""
         self._interval = FIRST_SECONDS
 
     def post_later(self, body: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ class News(Listener):
     # ------------------------------------------------------------------ what is sent
 
     def warn(self, message: str) -> None:
-        """A sentence for whoever reads this trial's history and its log."""
+        """Write a sentence into the trial's history and its log."""
         logger.warning(message)
         if self._sender is not None:
             self._sender.warn(message)

@@ -48,7 +48,7 @@ class Copying:
             self._copied.set()
 
     def finish(self) -> None:
-        """Until all targets can be read; called by the thread that reads them."""
+        """Wait until all targets can be read; called by the thread that reads them."""
         try:
             for target, source in self._of_host:
                 target.copy_(source)
@@ -58,7 +58,7 @@ class Copying:
             mark.wait()
 
     def give_up(self) -> None:
-        """Nobody will read the targets, or all have been copied."""
+        """Give up the copies: nobody will read the targets, or all have been copied."""
         self._copied.set()
 
     def settle(self) -> None:

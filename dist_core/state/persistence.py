@@ -78,7 +78,7 @@ class Persistence:
     # ------------------------------------------------------------------ for code that runs again
 
     def keep(self, states: dict[str, Any]) -> None:
-        """Copies these states, to go on from when the code has registered them anew."""
+        """Copy these states, to go on from when the code has registered them anew."""
         self._kept = unpack(*pack_copy(states))
 
     @property
@@ -91,7 +91,7 @@ class Persistence:
         self._kept = None
 
     def go_on_early(self) -> None:
-        """Before the epochs; those find the random streams as they were, because code that draws draws alike then."""
+        """Restore what stands before the epochs; those find the random streams as they were."""
         assert self._kept is not None
         drawn = {"random": self._kept.pop("random")} if "random" in self._kept else {}
         self.go_on_from_kept()
@@ -114,7 +114,7 @@ class Persistence:
             )
 
     def look_again(self) -> None:
-        """The code runs again as a joiner's: it finds out anew where the trial stands."""
+        """Find out anew where the trial stands: the code runs again as a joiner's."""
         self.has_looked = False
 
     def save(self, summary: dict[str, Any], *, leaving: bool, wait: bool = False) -> None:
@@ -126,5 +126,5 @@ class Persistence:
         self.checkpoints.keep_apart(name, self.capture(), summary)
 
     def before_update(self) -> None:
-        """Weights are about to change: a checkpoint of them has to be copied by then."""
+        """Wait until a checkpoint has copied the weights, which are about to change."""
         self.checkpoints.settle()

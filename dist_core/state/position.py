@@ -18,7 +18,7 @@ class Position:
     # ------------------------------------------------------------------ what moves it: nobody else writes it
 
     def begin_run(self) -> None:
-        """The code begins from its top; nothing of what an earlier run has made is settled."""
+        """Begin the code from its top; nothing of what an earlier run has made is settled."""
         self.runs += 1
         self.epoch = self.steps = 0
         self.progress = self.progress_shift = self.schedule_position = 0.0
@@ -43,7 +43,7 @@ class Position:
         self.limit = epochs
 
     def come_to_epoch(self, epoch: int) -> None:
-        """A joiner comes to a trial that trains this epoch."""
+        """Come as a joiner to a trial that trains this epoch."""
         self.epoch = epoch
 
     def enter_epochs(self) -> None:
@@ -53,7 +53,7 @@ class Position:
         self.in_epoch_loop = False
 
     def step_done(self, *, progress: float, moves: float, took_gradients: bool, awaits_update: bool = False) -> None:
-        """A step counts.
+        """Count a step.
 
         ``progress``: samples at the initial batch size that it is worth; ``moves``: the schedule's. ``took_gradients``:
         this process came through a backward pass. ``awaits_update``: its gradients wait for those of later batches.
@@ -66,11 +66,11 @@ class Position:
         self.steps_with_gradients += took_gradients
 
     def leave_out(self, samples: int) -> None:
-        """The epoch begins behind so many samples, which an earlier run of the script's own has trained."""
+        """Begin the epoch behind so many samples, which an earlier run of the script has trained."""
         self.progress += samples
 
     def stand_at(self, *, epoch: int, steps: int, progress: float) -> None:
-        """Training goes on from a file of a trainer's own, of which the trial has no checkpoint."""
+        """Go on from a file of a trainer's own, of which the trial has no checkpoint."""
         self.epoch, self.steps, self.schedule_position = epoch, steps, float(steps)
         self.progress = progress
 
@@ -136,12 +136,12 @@ class Position:
         self.leave_loop()
 
     def leave_loop(self) -> None:
-        """The loop is over on this replica, because its samples are or because the user left it."""
+        """End the loop on this replica: its samples are used up, or the user left it."""
         self.in_training_loop = False
         self.loops_done = max(self.loops_done, self.loops_begun)
 
     def leave_loop_early(self, *, has_trained: bool) -> None:
-        """The user left the loop, or an exception did: only whoever handles the exception can tell.
+        """Note that the user left the loop, or an exception did: only whoever handles the exception can tell.
 
         A loop in which nothing was trained was a look at the data, and none of the epoch's loops.
         """
@@ -153,11 +153,11 @@ class Position:
             self.loops_begun -= 1
 
     def stay_out_of_loop(self) -> None:
-        """Code goes on behind a loop that was left: it meant to leave."""
+        """Take a loop that was left as meant to be left: code goes on behind it."""
         self.done_before_leaving = None
 
     def go_back_into_loop(self) -> None:
-        """The loop that was left is not over."""
+        """Take a loop that was left as not over."""
         if self.done_before_leaving is not None:
             self.loops_done = self.done_before_leaving
 

@@ -42,14 +42,14 @@ class RandomStreams(Listener):
         return {"rank": self._rank, "seed": self.seed, **_read()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The trial's seed, and the streams if they are of this replica's own rank."""
+        """Load the trial's seed, and the streams if they are of this replica's own rank."""
         self._seed = state["seed"]
         if state["rank"] == self._rank:
             _write(state)
 
     @contextmanager
     def left_alone(self) -> Iterator[None]:
-        """Behind what is done within, this process draws what it would have drawn before."""
+        """Keep the streams: behind the block this process draws what it would have drawn before."""
         before = _read()
         try:
             yield

@@ -67,7 +67,7 @@ class ScriptVariables(Listener):
     # ------------------------------------------------------------------ the loop over epochs
 
     def begin(self, caller: FrameType) -> None:
-        """The loop over epochs begins, in the user's code that ``caller`` belongs to or is called by."""
+        """Begin to watch the loop over epochs in the user's code that ``caller`` belongs to or is called by."""
         self.end()
         frame = users_frame(caller)
         if frame is None:

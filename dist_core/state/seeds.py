@@ -37,7 +37,7 @@ def seed_of_script() -> int | None:
 
 
 def seed_all(seed: int) -> None:
-    """Python's generator, NumPy's, and torch's where that is in memory."""
+    """Seed Python's generator, NumPy's, and torch's if that is in memory."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     seed_torch(seed)

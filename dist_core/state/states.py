@@ -54,7 +54,7 @@ class StateRegistry:
         self._states[name] = state
 
     def forget(self, prefix: str) -> None:
-        """States whose name begins so are no longer a part of the trial's."""
+        """Remove states whose name begins so from the trial's."""
         for content in (self._states, self._unclaimed):
             for name in [name for name in content if name.startswith(prefix)]:
                 del content[name]
@@ -87,7 +87,7 @@ class StateRegistry:
 
 
 def _load(state: Any, value: dict[str, Any], *, inherited: bool) -> None:
-    """A state with ``inherit`` tells a parent's content from its own trial's."""
+    """Load a state; one with ``inherit`` tells a parent's content from its own trial's."""
     if inherited and hasattr(state, "inherit"):
         state.inherit(value)
     else:

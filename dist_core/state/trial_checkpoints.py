@@ -150,7 +150,7 @@ class TrialCheckpoints(Listener):
             self._on_error(f"a state that is to be kept was not written to {self.folder / name}: {error}")
 
     def settle(self) -> None:
-        """Weights are about to change: wait until they have been copied."""
+        """Wait until the weights have been copied: they are about to change."""
         if self._writer is not None:
             self._writer.settle()
 
@@ -158,7 +158,7 @@ class TrialCheckpoints(Listener):
         return {"failures": self._failures, "trained_seconds": self.trained_seconds}
 
     def inherit(self, state: dict[str, Any]) -> None:
-        """Failures and training time of a parent are not this trial's."""
+        """Leave a parent's failures and training time out: they are not this trial's."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._failures = state["failures"] + self._came_from_failure

@@ -210,7 +210,7 @@ class Accumulator(MutableMapping[str, Any]):
         self._mark = None
 
     def back_to_mark(self) -> None:
-        """The code that added since the mark runs again: what it added does not count."""
+        """Take back what was added since the mark: that code runs again."""
         if self._mark is not None:
             self._taken_back = self._pending
             self._results, self._pending = self._mark
@@ -237,7 +237,7 @@ class Accumulator(MutableMapping[str, Any]):
         return value
 
     def receive(self, key: str, total: float | None) -> None:
-        """The sum over all replicas of what they sent; None if nothing came of it. Not if it was settled meanwhile."""
+        """Receive the sum over all replicas, unless it was settled meanwhile; None if nothing came of it."""
         if key not in self._sent:
             return
         mine = self._sent.pop(key)

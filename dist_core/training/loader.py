@@ -101,7 +101,7 @@ class AdaptiveDataLoader:
         self._marks = LoopMarks()
 
     def _note_workers(self, core: Replica) -> None:
-        """Before replicas meet, where that is possible: they have to divide streams alike."""
+        """Note a stream's workers before replicas meet, if possible: they have to divide streams alike."""
         if isinstance(self.source, PartedSource):
             core.habits.note_stream_workers(self.source.workers)
 
@@ -276,12 +276,12 @@ class AdaptiveDataLoader:
         write_scalars(writer, global_step, tag_prefix, values)
 
     def commit(self, taken: int) -> None:
-        """A step over ``taken`` samples counts."""
+        """Count a step over ``taken`` samples."""
         assert self._marks.division is not None
         self.source.commit(taken, self._marks.division)
 
     def complete_step(self) -> None:
-        """The epoch ends while an iterator over this loader is still held: its last step counts now."""
+        """Count the last step of an epoch that ends while an iterator over this loader is still held."""
         TrainingLoop(self, self._marks).complete_step(get_core())
 
     def settle_order(self) -> None:

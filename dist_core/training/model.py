@@ -154,7 +154,7 @@ class AdaptiveDataParallel(MeasuredModel, DistributedDataParallel):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients of passes within are only summed up locally, to be reduced with the next pass outside."""
+        """Sum gradients of passes within only locally, to be reduced with the next pass outside."""
         self._passes.accumulate_for_user()
         before, self._no_sync = self._no_sync, True
         try:

@@ -36,7 +36,7 @@ class PassesOfSteps(Passes):
             self.drop_gradients()
 
     def begin_dry(self) -> None:
-        """A joiner's pass on its own: makes what steps need, changes nothing that lasts."""
+        """Begin a joiner's pass on its own, which makes what steps need and changes nothing that lasts."""
         self.place.begin_dry_step()
         summing = self.over.group
         summing.reduced = False

@@ -176,7 +176,7 @@ class BucketReduction:
         self._choice.load_state_dict(state)
 
     def read_layouts_if_needed(self, *, are_rebuilt: bool) -> None:
-        """A forward pass has told DDP's reducer which buckets it will fill."""
+        """Read the bucket layouts, if needed: a forward pass has told DDP's reducer which buckets it will fill."""
         self._is_fresh = False
         measures = self.group.norms is not None and self._measurements.preconditioner is not None
         if (measures or self._choice.strategy.reads_layout) and not self.is_alone:

@@ -67,7 +67,7 @@ class StepPasses(PassesOfSteps):
     # ------------------------------------------------------------------ as the loader announces them
 
     def begin(self, step: StepPlan, index: int, *, measures: bool) -> None:
-        """A pass of a micro-batch."""
+        """Begin the pass of micro-batch ``index``; ``measures``: its gradients feed the noise scale."""
         stepped_before = self.place.passed_step
         self.place.begin_micro_batch(step, index, measures=measures)
         world_size = self._core.generation.group.world_size
@@ -102,7 +102,7 @@ class StepPasses(PassesOfSteps):
         group.norms = StepNorms([], []) if group.measuring else None
 
     def accumulate_for_user(self) -> None:
-        """The user's code sums up gradients by itself from now on."""
+        """Note that the user's code sums up gradients by itself from now on."""
         if not self.user_accumulates:
             self.user_accumulates = True
             self.over.group.measuring = False
@@ -142,7 +142,7 @@ class StepPasses(PassesOfSteps):
             )
 
     def leave(self) -> None:
-        """Behind it, the mean over the replicas is what there is, as in DistributedDataParallel."""
+        """Leave the loop; behind it gradients are averaged over the replicas, as in DistributedDataParallel."""
         super().leave()
         self.over.group.weight = 1.0 / self._core.generation.group.world_size
         self.over.group.correction = 1.0
@@ -150,7 +150,7 @@ class StepPasses(PassesOfSteps):
     # ------------------------------------------------------------------ around a backward pass
 
     def watch(self, output: Any) -> None:
-        """The forward pass gave ``output``; its backward pass is one of several of a step."""
+        """Watch the output of a forward pass, whose backward pass is one of several of a step."""
         self.place.computed = True
         if not self.over.is_alone and self.place.step is not None:
             before = self.over.group.reductions
@@ -187,7 +187,7 @@ class StepPasses(PassesOfSteps):
             self.measurements.loss_scale = loss_scale_of(self._wrapped.scaler)
 
     def _hide_gradients(self) -> None:
-        """A micro-batch that is not the last is through its backward pass."""
+        """Hide the gradients of a micro-batch that is not the last."""
         if self.place.step is None or self.place.passed_step:
             # Behind the optimizer's step gradients are another model's, which has this one in its loss.
             return
@@ -211,7 +211,10 @@ class StepPasses(PassesOfSteps):
             self.over.group.norms = None
 
     def _whole_gradient_is_there(self) -> None:
-        """The last micro-batch is through a backward pass. Several replicas have corrected their buckets already."""
+        """Note that the last micro-batch is through a backward pass.
+
+        Several replicas have corrected their buckets already.
+        """
         if self.place.step is not None:
             self._measure_part()
         self._earlier_gradients.join(self.over.group.correction if self.over.is_alone else 1.0)
@@ -268,7 +271,7 @@ class StepPasses(PassesOfSteps):
     # ------------------------------------------------------------------ a step's end
 
     def end_step(self) -> None:
-        """A step is over on this replica, applied or skipped: what was measured waits for a round."""
+        """End the step on this replica, applied or skipped; its measurements wait for a round."""
         step, group = self.place.step, self.over.group
         group.measuring = False
         if step is None:

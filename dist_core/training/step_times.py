@@ -61,7 +61,7 @@ class StepTimes:
         self._mark = self._device.mark()
 
     def end_pass(self, step: StepPlan, index: int) -> None:
-        """The loop's body has run for this micro-batch; what comes next is the following pass."""
+        """End the body's run for this micro-batch; what comes next is the following pass."""
         emulated = self._core.emulated_device
         if emulated is None:
             self._passes.append(Elapsed(self._mark, self._device.mark()))

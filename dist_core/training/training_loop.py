@@ -112,7 +112,7 @@ class TrainingLoop:
             core.loops.end()
 
     def _leave_out_first(self, core: Replica) -> None:
-        """Only where the epoch begins: a trial that is resumed, or joined, within it is behind them already."""
+        """Leave out the epoch's first samples, unless the trial is resumed or joined behind them."""
         left_out, self._marks.left_out = self._marks.left_out, 0
         cursor, size = self._loader.cursor, self._loader.epoch_size
         has_begun = size is None or core.position.epoch_progress > core.position.epoch * size
@@ -205,7 +205,7 @@ class TrainingLoop:
             core.warn(_LEFT_BY_COUNT.format(marks.handed_out))
 
     def complete_step(self, core: Replica) -> None:
-        """The epoch ends while an iterator over this loader is still held: its last step counts now."""
+        """Count the last step of an epoch that ends while an iterator over this loader is still held."""
         step = self._marks.open
         if step is not None:
             self._leave_early(core, step, has_trained=True)

@@ -58,7 +58,7 @@ def check_batch_word(batch: object) -> None:
 
 
 def use_batch_word(loader: AdaptiveDataLoader, batch: BatchWord) -> None:
-    """Passes stay within what the loader was told of them."""
+    """Apply a trainer's ``batch=``; passes stay within what the loader was told of them."""
     if batch != "fixed":
         largest = loader.batch_size * MOST_GROWTH if batch == "adaptive" else batch
         loader.autoscale_batch_size(largest, (1, loader.bounds.max_atomic), gradient_accumulation=True)

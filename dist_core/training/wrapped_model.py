@@ -154,7 +154,7 @@ class WrappedModel:
         return not self.training and not self.step_place.is_dry and outside
 
     def begin_reduction(self) -> None:
-        """A step's first gradients are about to be summed."""
+        """Begin the sums of a step's first gradients."""
         self.passes.note_loss_scale()
         if self._is_primary and self.step_place.step is not None:
             self._core.shared_step.launch()
@@ -174,7 +174,7 @@ class WrappedModel:
         return self.measurements.to_sum(self._core.position.steps)
 
     def take_norms(self, first: float, second: float) -> None:
-        """The sums over the replicas, the same on all of them."""
+        """Take the sums over the replicas, the same on all of them."""
         may_overflow = self._wrapped_state.scaler is not None
         self.measurements.take((first, second), init_batch=self._scale.init_batch, may_overflow=may_overflow)
 
@@ -215,7 +215,7 @@ class WrappedModel:
         return self._wrapped_state.schedules.present
 
     def adopt_schedule(self) -> None:
-        """A schedule that was made after the model was wrapped becomes its own, as if it had been given."""
+        """Adopt a schedule that was made after the model was wrapped, as if it had been given."""
         for optimizer in self.optimizers:
             if models_of(optimizer)[0] is not self:
                 continue
@@ -226,7 +226,7 @@ class WrappedModel:
                 self._wrapped_state.schedules.adopt(unknown[0])
 
     def adopt_scaler(self, scaler: Any) -> None:
-        """A gradient scaler that was not given has begun to work for one of the optimizers: it is the trial's too."""
+        """Adopt a gradient scaler that was not given and has begun to work for one of the optimizers."""
         if self._wrapped_state.scaler is None:
             intercept_scaler(scaler, self)
             self._wrapped_state.adopt_scaler(scaler)

@@ -56,7 +56,7 @@ class BatchAgreement(Voter, Listener):
         return self.adaptation
 
     def begin(self) -> None:
-        """The adopted batch is to be the one that all replicas have."""
+        """Begin with the adopted batch as the one that all replicas have."""
         assert self.adaptation is not None
         if self._kept is not None:
             self._heed_memory()
@@ -66,7 +66,7 @@ class BatchAgreement(Voter, Listener):
             self.agree()
 
     def keep(self) -> None:
-        """The user's code is going to run again, with the batch that is agreed on."""
+        """Keep the batch that is agreed on: the user's code is going to run again."""
         self._kept = None if self.adaptation is None else (self.adaptation.atomic_batch, self.adaptation.accumulation)
 
     def runs_again(self) -> None:
@@ -131,7 +131,7 @@ class BatchAgreement(Voter, Listener):
     # ------------------------------------------------------------------ what limits it
 
     def forbid_accumulation(self) -> None:
-        """Steps are one pass each from now on."""
+        """Make steps of one pass each from now on."""
         if self.adaptation is not None:
             self.adaptation.forbid_accumulation()
 

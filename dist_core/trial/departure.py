@@ -39,7 +39,7 @@ class Departure:
     # ------------------------------------------------------------------ where nobody votes on it
 
     def leave_if_asked(self) -> None:
-        """Outside the step loop (while waiting for an answer): leave with a checkpoint when asked to.
+        """Leave with a checkpoint when asked to, outside the step loop (while waiting for an answer).
 
         A process that is one of several of its replica leaves without: the others are elsewhere, and follow.
         """

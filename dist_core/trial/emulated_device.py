@@ -52,7 +52,7 @@ class EmulatedDevice(Listener):
         return float(optim_seconds(self._params, nodes, replicas, atomic_batch))
 
     def entered(self, rank: int, number: int) -> None:
-        """The time between the last pass and the next one was a pause of the trial's."""
+        """Take the time between the last pass and the next one as a pause of the trial's."""
         self._free_at = float("-inf")
 
     def hold(self, began: float, seconds: float) -> float:

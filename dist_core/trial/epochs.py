@@ -52,7 +52,7 @@ class Resumption(Listener):
             )
 
     def restore_early(self) -> None:
-        """Before the epoch loop: from here on each state has its content as soon as it is registered.
+        """Give each state its content as soon as it is registered, from before the epoch loop on.
 
         Not of a joiner, which hears from the others when it comes to train.
         """

@@ -67,7 +67,7 @@ class TrainingSurvivor:
         )
 
     def take_back_step(self) -> None:
-        """The present step's body runs again."""
+        """Take the present step back: its body runs again."""
         self._sums.take_back()
         self._script_habits.take_back_step()
 

@@ -21,7 +21,7 @@ class Leaving(Listener):
     # ------------------------------------------------------------------ who asks
 
     def heed_signals(self) -> None:
-        """SIGTERM, and the first SIGINT where there is no scheduler, save and leave.
+        """Save and leave on SIGTERM, and where there is no scheduler on the first SIGINT.
 
         Not from threads, which may not ask for signals, nor where somebody handles them already.
         """
@@ -71,5 +71,5 @@ class Leaving(Listener):
             raise error
 
     def runs_again(self) -> None:
-        """The code that raised it is over."""
+        """Forget an exit: the code that raised it is over."""
         self._postponed = None

@@ -56,7 +56,7 @@ class Loops(Listener):
         return begins
 
     def end(self) -> None:
-        """A pass of the training loader is over."""
+        """End a pass of the training loader."""
         self._position.leave_loop()
         self._life.loop_ended()
 
@@ -65,14 +65,14 @@ class Loops(Listener):
         self._position.leave_loop_early(has_trained=has_trained)
 
     def go_on_behind(self) -> None:
-        """Code has left a loop, and goes on. Raises what it could not hear of then."""
+        """Go on behind a loop that the code has left; raise what it could not hear of then."""
         self._leaving.raise_postponed()
         if not self._position.in_training_loop:
             self._position.stay_out_of_loop()
             self._loader_left_early = None
 
     def go_back_into_left_loop(self) -> None:
-        """The loop that the user's code has left is not over: it runs again from its top."""
+        """Go back into the loop that the user's code has left: it is not over, and runs again from its top."""
         self._position.go_back_into_loop()
         if self._loader_left_early is not None:
             self._loader_left_early.cursor.left = False

@@ -11,7 +11,7 @@ _listener: Listener | None = None
 
 
 def listen_to_metrics(listener: Listener | None) -> None:
-    """Called on every replica at the same places; it may raise what ends the trial."""
+    """Listen to metrics, on every replica at the same places; ``listener`` may raise what ends the trial."""
     global _listener
     _listener = listener
 

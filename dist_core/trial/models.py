@@ -175,7 +175,7 @@ class Models(Voter, Listener):
         self[0].passes.reduce_nothing()
 
     def leave_step_out(self) -> None:
-        """The step makes no update: nothing stays of its gradients and of what was measured."""
+        """Leave the step out: it makes no update, and nothing stays of its gradients and measurements."""
         self.were_left_out = True
         for model in self:
             model.passes.leave_step_out()

@@ -43,7 +43,7 @@ class OutsideOfLoops:
         self._has_told = False
 
     def begin_forward(self, buffers: Iterable[torch.Tensor]) -> None:
-        """Before a forward pass: ranks of torchrun average its gradients, as those of DistributedDataParallel do.
+        """Average the gradients of a forward pass of ranks of torchrun, as DistributedDataParallel does.
 
         What they draw for themselves, they go on to draw; ``buffers`` become those of rank 0.
         """
@@ -61,7 +61,7 @@ class OutsideOfLoops:
                 self._resumption.come_in_early()
 
     def refuse_to_train_alone(self) -> None:
-        """Before an update. Raises InvalidTraining where this replica would train by itself, and PeerLost."""
+        """Raise InvalidTraining before an update by which this replica would train by itself, and PeerLost."""
         if self._generation.broken is not None:
             raise PeerLost(self._generation.broken)
         if self._generation.joined or self._replicas == 1:

@@ -38,7 +38,7 @@ class Pacing(Listener):
         return 0 if self.loader is None else self.loader.order_fingerprint
 
     def adopt(self, loader: PacingLoader) -> None:
-        """The first loader that trains drives batch size and progress.
+        """Let the first loader that trains drive batch size and progress.
 
         One that is made anew each epoch takes its predecessor's place.
         """
@@ -66,7 +66,7 @@ class Pacing(Listener):
         return adaptation.progress_of(samples) if paces else 0.0
 
     def complete_step(self) -> None:
-        """The epoch ends: a step whose iterator is still held counts now."""
+        """Count a step whose iterator is still held as the epoch ends."""
         if self.loader is not None:
             self.loader.complete_step()
 
@@ -77,7 +77,7 @@ class Pacing(Listener):
         return self._habits.trains_in_turns
 
     def train_in_turns(self) -> None:
-        """The loop's body computes further gradients after an optimizer has stepped: its steps take one pass."""
+        """Make steps of one pass: the loop's body computes further gradients after an optimizer has stepped."""
         self._habits.trains_in_turns = True
         self._batch.forbid_accumulation()
 
@@ -90,7 +90,7 @@ class LoopHabits:
         """Workers of the first loader that divides its stream, on the replica that was rank 0 then."""
 
     def note_stream_workers(self, number: int) -> None:
-        """A stream is divided by its loader's workers, which may be more on one machine than on another."""
+        """Note a stream's workers, by which it is divided; one machine may have more than another."""
         if self.stream_workers is None:
             self.stream_workers = number
 

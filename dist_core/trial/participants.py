@@ -39,11 +39,11 @@ class PacingLoader(Protocol):
         ...
 
     def commit(self, taken: int) -> None:
-        """A step over ``taken`` samples counts."""
+        """Count a step over ``taken`` samples."""
         ...
 
     def complete_step(self) -> None:
-        """The epoch ends while an iterator over this loader is still held: its last step counts now."""
+        """Count the last step of an epoch that ends while an iterator over this loader is still held."""
         ...
 
     def take_over(self, before: Any) -> None:
@@ -85,7 +85,7 @@ class Passes(Protocol):
         ...
 
     def leave_step_out(self) -> None:
-        """The step makes no update: nothing stays of its gradients and of what was measured."""
+        """Leave the step out: it makes no update, and nothing stays of its gradients and measurements."""
         ...
 
     def begin(self, step: StepPlan, index: int, *, measures: bool) -> None:
@@ -105,7 +105,7 @@ class Passes(Protocol):
         ...
 
     def end_step(self) -> None:
-        """A step is over on this replica, applied or skipped."""
+        """End the step on this replica, applied or skipped."""
         ...
 
     def leave(self) -> None:
@@ -207,7 +207,7 @@ class TrainedModel(Protocol):
         ...
 
     def take_norms(self, first: float, second: float) -> None:
-        """The sums over the replicas, the same on all of them."""
+        """Take the sums over the replicas, the same on all of them."""
         ...
 
     # ------------------------------------------------------------------ what it knows
@@ -232,7 +232,7 @@ class TrainedModel(Protocol):
         ...
 
     def adopt_schedule(self) -> None:
-        """A schedule that was made after the model was wrapped becomes its own, as if it had been given."""
+        """Adopt a schedule that was made after the model was wrapped, as if it had been given."""
         ...
 
     def replicated_tensors(self) -> Iterator[torch.Tensor]:

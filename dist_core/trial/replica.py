@@ -206,7 +206,7 @@ class Replica:
         self.emulated_device = None if profile is None else EmulatedDevice(profile.params, self.news.warn)
 
     def _vote(self) -> None:
-        """The protocol of a step: what rides on its round, and the order in which it is taken up."""
+        """Declare the protocol of a step: what rides on its round, and the order in which it is taken up."""
         voters: list[Voter | None] = [
             self.shared_step,
             self.same_place,
@@ -389,11 +389,11 @@ class Replica:
         return self.model_parallel.was_torn(error)
 
     def warn(self, message: str) -> None:
-        """A sentence for whoever reads this trial's history and its log."""
+        """Write a sentence into the trial's history and its log."""
         self.news.warn(message)
 
     def close(self) -> None:
-        """The user's code is done: send what is queued and stop the threads. A last checkpoint may be in flight."""
+        """Send what is queued and stop the threads: the user's code is done. A last checkpoint may be in flight."""
         self.variables.end()
         self.news.flush()
         if self.membership is not None:

@@ -109,7 +109,7 @@ class Rollback(Listener):
         self._sums.take_back()
 
     def keep_for_next_run(self) -> None:
-        """Copies this replica's states, to go on from when the code has registered them anew."""
+        """Copy this replica's states, to go on from when the code has registered them anew."""
         self._states.keep(self._sums.own(self._states.capture()))
 
     def _fingerprint_of_weights(self) -> str:

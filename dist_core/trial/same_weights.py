@@ -86,7 +86,7 @@ class SameWeights(Voter, Listener):
         self._begin_anew()
 
     def forget(self) -> None:
-        """Other weights are trained from now on, on all replicas."""
+        """Forget what was compared: other weights are trained from now on, on all replicas."""
         self._weights = None
 
     def _begin_anew(self) -> None:

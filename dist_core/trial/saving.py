@@ -98,7 +98,7 @@ class Saving(Voter, Listener):
         self._states.save(self._summary(), leaving=leaving, wait=wait)
 
     def written(self) -> None:
-        """A checkpoint can be read, or is on disk now; called by the thread that writes."""
+        """Note that a checkpoint can be read, or is on disk now; called by the thread that writes."""
         if self._to_tell:
             self._to_tell -= 1
             self._announce("/saved", {})

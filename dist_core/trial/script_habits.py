@@ -89,12 +89,12 @@ class ScriptHabits(Listener):
         self._take_back = self._variables.remember() if self._keeps or looks else None
 
     def take_back_step(self) -> None:
-        """The body runs again for a step that lost a replica: sums and counts of batches are as before it."""
+        """Put sums and counts of batches back: the body runs again for a step that lost a replica."""
         self._models.take_back_gradients()
         self._repeats = True
 
     def step_begins(self) -> None:
-        """The body that did not count is over by now, with all that it does behind the update."""
+        """Note that the body that did not count is over, with all that it does behind the update."""
         if self._left_out is not None:
             self._left_out(copies_only=True)
             self._left_out = None

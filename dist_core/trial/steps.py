@@ -67,7 +67,7 @@ class SharedStep(Voter):
             self._models.reduce_nothing()
 
     def _send_amount(self) -> None:
-        """Others may wait for what this replica's loss would have been a mean over."""
+        """Send what this replica's loss would have been a mean over: others may wait for it."""
         amount, group = self._models.unsent_amount, self._generation.group
         if amount is None or self._generation.broken is not None:
             return
@@ -120,7 +120,7 @@ class Steps:
         self._life = life
 
     def finish(self, loader: PacingLoader, global_batch: int) -> None:
-        """The body of the loop has run for the last micro-batch of a step: count it, then act on what was agreed."""
+        """Count a step whose last micro-batch the loop's body has run for, then act on what was agreed."""
         agreed = self._shared.finish()
         if agreed is None:
             self._healing.heal(in_step=True)
@@ -148,7 +148,7 @@ class Steps:
         return math.floor(before + self._models.gain) - math.floor(before)
 
     def note_forward(self) -> None:
-        """A model computes within a step. Raises InvalidTraining where that step cannot be what it should be."""
+        """Note that a model computes within a step; raise InvalidTraining if that step cannot be what it should be."""
         if self._pacing.trains_in_turns or not self._models.compute_after_an_update:
             return
         if self._models.are_in_a_part:

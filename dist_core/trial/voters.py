@@ -166,7 +166,7 @@ class SameCode:
         self._weights = weights
 
     def check(self) -> None:
-        """Collective. Raises InvalidTraining, and PeerLost."""
+        """Compare the replicas at once, collectively; raise InvalidTraining, and PeerLost."""
         group = self._generation.group
         # Of a replica's processes some may have sums of their own.
         if group.world_size == 1 or group.members > 1:

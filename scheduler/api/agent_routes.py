@@ -113,7 +113,7 @@ class _Bell:
             waiting[0].call_soon_threadsafe(waiting[1].set)
 
     async def wait(self, agent: str, rung: Callable[[], bool], seconds: float, hung_up: asyncio.Future[None]) -> None:
-        """Until it rings, or nobody is there any more to hear it."""
+        """Wait until it rings, or nobody is there any more to hear it."""
         event = asyncio.Event()
         self._events[agent] = asyncio.get_running_loop(), event
         # Orders may have come before there was anybody to wake.
@@ -132,7 +132,7 @@ class _Bell:
 
 
 async def _hung_up(request: Request) -> None:
-    """Until the caller closes the connection; its kernel does so, too, when it is killed."""
+    """Wait until the caller closes the connection; its kernel does so, too, when it is killed."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

@@ -45,7 +45,7 @@ class Joining:
             self._of(trial_id).hinted_at = now
 
     def note_ready(self, trial_id: str, seconds: float) -> None:
-        """A joiner took so long from its question to its first training step."""
+        """Note how long a joiner took from its question to its first training step."""
         with self._lock:
             self._of(trial_id).took.append(seconds)
 
@@ -61,7 +61,7 @@ class Joining:
             return told.setdefault(asked, epoch)
 
     def note_asked(self, trial_id: str, whole: str, attempt: int) -> None:
-        """A process of that replica begins an attempt; the others have to follow."""
+        """Note that a process of that replica begins an attempt; the others have to follow."""
         with self._lock:
             _note_latest(self._of(trial_id).asked, whole, attempt)
 

@@ -285,7 +285,7 @@ def replica_routes(service: Service) -> list[HotRoute]:
 
     @hot.post("/broken", Number)
     def broken(caller: ReplicaRecord, body: Number) -> None:
-        """A collective failed: look at the processes now instead of at the next tick."""
+        """Have the loop look at the processes now: a collective failed."""
         trial = store.trial(caller.trial_id)
         if caller.replica_id in trial.members and body.generation >= trial.generation:
             service.loop.note_broken(caller.trial_id)

@@ -152,7 +152,7 @@ def study_routes(service: Service, access: ClientAccess) -> APIRouter:
 
     @routes.post("/studies/{name}/detach")
     def detach(client: Client, name: str, body: Detach) -> None:
-        """The driver leaves: the study's trials save their state and give their slots back."""
+        """Let the driver go: the study's trials save their state and give their slots back."""
         access.allow_study(client, name)
         access.known_study(name)
         store.disown_study(name, body.owner)

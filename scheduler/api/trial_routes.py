@@ -47,7 +47,7 @@ def trial_routes(service: Service, access: ClientAccess) -> APIRouter:
         return submitted(client, document)
 
     def register(name: str, user: str) -> None:
-        """The study of a job that has no tuner; raises HTTPException for one that a tuner has."""
+        """Register the study of a job that has no tuner; raise HTTPException for one that a tuner has."""
         study = access.find_study(name)
         if study is None:
             store.put_study(Study(name=name, user=one_line(user)))

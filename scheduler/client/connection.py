@@ -93,7 +93,7 @@ class SchedulerClient:
         self._carrier.close()
 
     def send(self, path: str, content: bytes | Parts) -> None:
-        """PUT bytes; raises as `request` does."""
+        """Send bytes with PUT; raise as ``request`` does."""
         headers = {"Content-Type": "application/octet-stream", "Content-Length": str(len(content))}
         self._exchange(Request("PUT", path, content, headers))
 

@@ -92,7 +92,7 @@ def _chosen(folder: Path, settings: Path) -> tuple[Path, str] | None:
 
 
 def _check_owner(path: Path) -> None:
-    """Whoever can write the file has one's code sent anywhere."""
+    """Refuse a file of another owner: whoever can write it has one's code sent anywhere."""
     found = path.stat()
     if found.st_uid not in (os.getuid(), 0) or found.st_mode & 0o022:
         raise SchedulerError(

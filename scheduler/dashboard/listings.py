@@ -103,7 +103,7 @@ def print_queue(queue: Queue, now: float) -> None:
 
 
 def print_usage(used: Iterable[UsedHours], *, by: str, price: float | None) -> None:
-    """Slot hours added up ``by`` study, user or day, the most first; days in their order."""
+    """Print slot hours added up ``by`` study, user or day, the most first; days in their order."""
     sums: dict[str, tuple[float, int]] = {}
     for row in used:
         name = {"study": row.title, "user": row.user or "unknown", "day": row.day}[by]
@@ -131,7 +131,7 @@ def _because(reason: Mapping[str, Any]) -> str:
 
 
 def print_why(answer: Mapping[str, Any]) -> None:
-    """`elastune why TRIAL`."""
+    """Print what `elastune why TRIAL` shows."""
     trial, grant = answer["trial"], answer["grant"]
     lines = [f"{_heading(trial)}, holds {answer['held_slots']} slots"]
     if answer["policy_error"] is not None:
@@ -150,7 +150,7 @@ def print_why(answer: Mapping[str, Any]) -> None:
 
 
 def print_trial(trial: Mapping[str, Any]) -> None:
-    """`elastune show TRIAL`."""
+    """Print what `elastune show TRIAL` shows."""
     print(one_line(_heading(trial)))
     print(one_line(f"why: {_because(trial['reason'])}"))
     if trial.get("parent"):

@@ -215,5 +215,5 @@ def _logs_above(console: Console) -> list[tuple[logging.Logger, list[logging.Han
 
 
 def print_view(overview: Mapping[str, Any]) -> None:
-    """`elastune top --once`."""
+    """Print what `elastune top --once` shows."""
     Console(width=None if sys.stdout.isatty() else WIDE).print(sweep_view(overview))

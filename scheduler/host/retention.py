@@ -88,7 +88,7 @@ class Retention:
             logger.warning("old trials not deleted yet, trying again: %s", error)
 
     def _forget_wanted(self) -> None:
-        """A part of them, which is taken from the list when it is done."""
+        """Forget a part of the wanted trials, which is taken from the list when it is done."""
         some = list(itertools.islice(self._wanted, MOST_AT_ONCE))
         over = {trial.trial_id for trial in self._store.trials() if trial.state.is_final}
         mine = [trial_id for trial_id in some if trial_id in over]

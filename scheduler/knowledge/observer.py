@@ -63,7 +63,7 @@ class Observer:
         """Cache by study: inputs of its promises, and the promises."""
 
     def note_end(self, trial: TrialRecord, state: TrialState) -> None:
-        """The trial is over; what it measured stays with its study."""
+        """Note that the trial is over; what it measured stays with its study."""
         trial_id = trial.trial_id
         history = self._histories.get(trial.spec.study)
         if history is not None:

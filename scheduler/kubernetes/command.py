@@ -22,7 +22,7 @@ from trials.kubernetes.settings import read_settings
 
 
 def run_operator(settings: Path, *, token_secret: str | None = None, **options: Any) -> None:
-    """Until SIGTERM. Raises InvalidClusterSettings, ClusterUnreachable or SchedulerError."""
+    """Run until SIGTERM; raise InvalidClusterSettings, ClusterUnreachable or SchedulerError."""
     log_to_stderr()
     for noisy in ("httpx2", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.ERROR)

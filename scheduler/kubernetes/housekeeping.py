@@ -61,7 +61,7 @@ class Housekeeping:
             logger.warning("could not clean up ended trials, trying again: %s", error)
 
     def _let_go(self) -> None:
-        """Trials that are over, have no replicas, and whose checkpoints the loop has removed."""
+        """Let go of trials that are over, have no replicas, and whose checkpoints the loop has removed."""
         for record in self._store.following.bound():
             if self._store.replicas(trial_id=record.trial_id):
                 continue

@@ -75,7 +75,7 @@ class PodTokens:
         return self.known(token, replica_id)
 
     def _complain(self, error: TrialsError) -> None:
-        """Now and then: every replica asks again several times a second."""
+        """Log the error now and then: every replica asks again several times a second."""
         with self._lock:
             now = self._clock()
             if now - self._complained_at < COMPLAINT_SECONDS:

@@ -98,7 +98,7 @@ class Operator:
         self._state.mkdir(parents=True, exist_ok=True)
 
     def run(self) -> None:
-        """Until SIGTERM or SIGINT, or until another scheduler leads instead of this one."""
+        """Run until SIGTERM or SIGINT, or until another scheduler leads instead of this one."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop.set())
         patiently(lambda: self._mark_leader(self._identity, leads=False))
@@ -219,7 +219,7 @@ class Operator:
     # ------------------------------------------------------------------ whether it leads or not
 
     def _answer_reviews(self) -> None:
-        """Over TLS for the API server; where nobody asks for reviews, health alone without."""
+        """Answer reviews over TLS for the API server; where nobody asks for them, health alone without."""
         settings = self._settings
         tls: dict[str, Any] = {}
         if settings.webhook_secret is not None:

@@ -112,7 +112,7 @@ class ControlLoop:
     # ------------------------------------------------------------------ one pass
 
     def tick(self) -> None:
-        """Every step re-reads what the one before it may have changed."""
+        """Look, decide and act once; every step re-reads what the one before it may have changed."""
         began = time.perf_counter()
         now = self._clock()
         self._observations.look(now)
@@ -162,19 +162,19 @@ class ControlLoop:
     # ------------------------------------------------------------------ what it is told, by any thread
 
     def note_contact(self, replica_id: str) -> None:
-        """The replica has just called."""
+        """Note that the replica has just called."""
         self._liveness.note(replica_id)
 
     def note_leaving(self, replica_id: str) -> None:
-        """The replica was told to end by whoever runs its machine."""
+        """Note that whoever runs its machine has told the replica to end."""
         self._observations.note_leaving(replica_id)
 
     def note_broken(self, trial_id: str) -> None:
-        """A replica of this trial waits for the others that are left, because a collective failed."""
+        """Note that a replica of this trial waits for the others that are left, because a collective failed."""
         self._observations.note_broken(trial_id, self._clock())
 
     def note_whole(self, trial_id: str) -> None:
-        """The trial's replicas train together."""
+        """Note that the trial's replicas train together."""
         self._observations.note_whole(trial_id)
 
     def end_replica(self, replica: ReplicaRecord) -> None:

@@ -195,7 +195,7 @@ class Executor:
         )
 
     def _note_shrinking(self, trial: TrialRecord, grant: Grant, after: int, now: float) -> None:
-        """Because it was decided so, or because some of its replicas are lost or told to leave."""
+        """Note why a trial shrinks: it was decided so, or some of its replicas are lost or told to leave."""
         before, size = len(trial.members), trial.slots_per_replica
         live = {replica.replica_id for replica in self._store.replicas(trial_id=trial.trial_id)}
         lost = before - len(live.intersection(trial.members))
@@ -226,7 +226,7 @@ class Executor:
                 self._launcher.stop(replica, force=action.force)
 
     def stop_leftovers(self, now: float) -> None:
-        """Replicas of trials that are over; they get a moment to end by themselves."""
+        """Stop replicas of trials that are over; they get a moment to end by themselves."""
         replicas = self._store.replicas()
         if not replicas:
             return

@@ -39,7 +39,7 @@ class Journal:
         numbers: Mapping[str, float] = MappingProxyType({}),
         **changes: object,
     ) -> None:
-        """Along the transition table, with other fields of its record by name."""
+        """Move the trial along the transition table, with other fields of its record by name."""
         state = next_state(trial.state, event)
         self._store.save_trial(replace(trial, state=state, reason=reason, **changes))  # type: ignore[arg-type]  # by name
         self.note(trial.trial_id, state.value, reason, now, who=_WHO.get(event, "scheduler"), numbers=numbers)

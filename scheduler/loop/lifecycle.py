@@ -119,7 +119,7 @@ class Lifecycle:
     # ------------------------------------------------------------------ where all its replicas are gone
 
     def _empty(self, trial: TrialRecord, now: float) -> None:
-        """No replica is left and no outcome came: paused as asked, or lost."""
+        """Take a trial without replicas and without an outcome as paused, if that was asked, or as lost."""
         last = self._store.replicas(trial_id=trial.trial_id, live_only=False)
         ended = last[-max(1, len(trial.members)) :]
         statuses = {replica.exit_status for replica in ended}
@@ -160,7 +160,7 @@ class Lifecycle:
         )
 
     def _note_refusal(self, trial_id: str, now: float, *, again: bool) -> None:
-        """Replicas that leave again and again before they can train would go on so, if nothing else is decided."""
+        """Note a refusal: replicas that leave again and again before they can train would go on so."""
         number = self._refusals[trial_id] = self._refusals.get(trial_id, 0) + 1 if again else 0
         if number > 1:
             self._backoff.begin(trial_id, now, min(LONGEST_BACKOFF_SECONDS, BACKOFF_SECONDS * 2.0 ** (number - 1)))

@@ -48,7 +48,7 @@ class Liveness:
         self._heard[replica_id] = self._monotonic()
 
     def was_deaf(self) -> None:
-        """Nobody could be heard until now."""
+        """Note that nobody could be heard until now."""
         self._listening_since = self._monotonic()
 
     def look(self) -> bool:

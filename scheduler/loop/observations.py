@@ -62,7 +62,7 @@ class Observations:
     # ------------------------------------------------------------------ what is said from outside
 
     def note_leaving(self, replica_id: str) -> None:
-        """The replica was told to end by whoever runs its machine; from API handlers."""
+        """Note that whoever runs its machine has told the replica to end; from API handlers."""
         self._leaving.add(replica_id)
 
     def note_broken(self, trial_id: str, now: float) -> None:
@@ -81,7 +81,7 @@ class Observations:
         return frozenset(self._leaving)
 
     def note_deafness(self, now: float) -> None:
-        """Until now nobody could be heard, and nothing be written."""
+        """Note that until now nobody could be heard, and nothing be written."""
         self._deaf_until = now
         self._liveness.was_deaf()
 
@@ -117,7 +117,7 @@ class Observations:
             logger.info("replica gone trial=%s replica=%s status=%s", replica.trial_id, gone.replica_id, gone.status)
 
     def _note_unasked(self, replica: ReplicaRecord, gone: Exit, now: float) -> None:
-        """The end of a replica that was not asked to end."""
+        """Note the end of a replica that was not asked to end."""
         if gone.why:
             self._why_gone[gone.replica_id] = gone
             if gone.code != ENDED_CODE:

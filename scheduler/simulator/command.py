@@ -155,7 +155,7 @@ def run_sweep(
     why: str | None = None,
     slots_per_replica: int = 1,
 ) -> None:
-    """A sweep of modelled trials under each policy; raises ValueError for a name that does not exist."""
+    """Run a sweep of modelled trials under each policy; raise ValueError for a name that does not exist."""
     terms = StudyTerms(goal=cast("Goal", goal), deadline_at=DEADLINE_SECONDS if goal == "deadline" else None)
     settings = cluster.settings()
     curves = learning_curves(configurations, SMALL.epochs, seed=seed)
@@ -197,7 +197,7 @@ def _with_fewest_slots(found: Recorded, simulated: SimulationResult) -> str:
 
 
 def _tell(console: Console, job: str | None, results: Sequence[SimulationResult | SweepResult]) -> None:
-    """Under each policy, what happened to this job and why; raises ValueError when there is no such job."""
+    """Print under each policy what happened to this job and why; raise ValueError when there is no such job."""
     if job is None:
         return
     for result in results:

@@ -100,7 +100,7 @@ def _as_it_ran(ran: AsItRan, simulated: Sequence[_Row]) -> _Row:
 
 
 def draw_sweeps(results: Sequence[SweepResult], path: Path) -> None:
-    """The best value reported so far, over time, and when each policy's best trial ended."""
+    """Draw the best value reported so far, over time, and when each policy's best trial ended."""
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     axis = figure.subplots()
     for result in results:

@@ -119,7 +119,7 @@ class SimulatedTraining:
     # ------------------------------------------------------------------ training
 
     def hold(self, layout: str) -> None:
-        """The model, from now on, as the scheduler has chosen it."""
+        """Hold the model in this layout from now on, as the scheduler has chosen it."""
         choices = self.submission.choices
         if choices is not None and self.layout != str(choices.named(layout)):
             self.layout, self._params = str(choices.named(layout)), None

@@ -153,7 +153,7 @@ class World:
         )
 
     def _pass_time(self) -> None:
-        """Until the next decision or event; jobs train meanwhile."""
+        """Let time pass until the next decision or event; jobs train meanwhile."""
         if self._is_live:
             until = self._next_event()
         else:

@@ -312,7 +312,7 @@ class Pool:
         self._polled_at = self._excited_at = now
 
     def _take_back(self, jobs: Sequence[str], now: float) -> None:
-        """Jobs that wait and are not wanted, when they have not been for a while."""
+        """Take back jobs that wait and have not been wanted for a while."""
         if not jobs:
             self._surplus_since = None
             return
@@ -325,7 +325,7 @@ class Pool:
             self.jobs = [job for job in self.jobs if job.job not in jobs]
 
     def _take_back_dead(self, now: float) -> None:
-        """Jobs that run, and of whose agent nothing is heard."""
+        """Take back jobs that run, and of whose agent nothing is heard."""
         dead = [job for job, since in self._agentless_since.items() if now - since > AGENT_SECONDS]
         if dead and self._cancel(dead):
             self.jobs = [job for job in self.jobs if job.job not in dead]

@@ -100,7 +100,7 @@ class Agent:
     # ------------------------------------------------------------------ running
 
     def run(self) -> None:
-        """Until it is not wanted any more, or has to leave."""
+        """Run until the agent is not wanted any more, or has to leave."""
         threads = [
             threading.Thread(target=self._listen, name="orders", daemon=True),
             threading.Thread(target=self._tell, name="news", daemon=True),

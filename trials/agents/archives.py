@@ -61,7 +61,7 @@ def packed(folder: Path) -> Iterator[bytes]:
 
 
 def unpack(archive: Path, target: Path) -> None:
-    """Whole or not at all, and durable; older ones beside it go. Raises OSError, and TarError for what is none."""
+    """Unpack whole or not at all, and durably; older checkpoints beside it go. Raise OSError, and TarError."""
     target.parent.mkdir(parents=True, exist_ok=True)
     arriving = target.with_name(f"partial-{uuid.uuid4().hex[:12]}")
     arriving.mkdir()

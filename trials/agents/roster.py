@@ -163,7 +163,7 @@ class Roster:
         return 0 if agent is None else agent.version
 
     def _tell(self, *names: str) -> None:
-        """These have something more to do."""
+        """Tell these agents that they have something more to do."""
         with self._lock:
             for name in names:
                 if name in self._agents:
@@ -174,7 +174,10 @@ class Roster:
     # ------------------------------------------------------------------ who is there
 
     def expect(self, replicas: Sequence[ReplicaRecord]) -> None:
-        """Replicas that agents had before this process began: their nodes stay until it is clear that none comes."""
+        """Expect replicas that agents had before this process began.
+
+        Their nodes stay until it is clear that none comes.
+        """
         with self._lock:
             for replica in replicas:
                 self._expected.setdefault(replica.node, {})[replica.slot] = replica.replica_id
@@ -296,7 +299,7 @@ class Roster:
             }
 
     def end_lost(self) -> None:
-        """Replicas that were believed to be gone, and whose agents have come back with them."""
+        """End replicas that were believed to be gone, and whose agents have come back with them."""
         for replica_id in self.running().keys() & self._losses.keys():
             self.stop(replica_id, force=True)
 

@@ -27,7 +27,7 @@ class _Wish:
 
 
 def keep_process() -> None:
-    """The entrypoint's word, before it returns 0: this process may be the next replica of the same study."""
+    """Keep this process for the study's next replica; the entrypoint says so before it returns 0."""
     _Wish.keep = True
 
 

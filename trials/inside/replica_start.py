@@ -40,7 +40,7 @@ def run_replica(request: Mapping[str, Any]) -> int:
 
 
 def redirect(log: str) -> None:
-    """Standard input from nowhere, output and error into the replica's log."""
+    """Redirect standard input from nowhere, output and error into the replica's log."""
     nowhere = os.open(os.devnull, os.O_RDONLY)
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(nowhere, 0)
@@ -55,7 +55,7 @@ def redirect(log: str) -> None:
 
 
 def confine(request: Mapping[str, Any]) -> None:
-    """Onto the cores of its slot, which children inherit."""
+    """Bind this process to the cores of its slot, which children inherit."""
     threads = int(request["environ"].get("OMP_NUM_THREADS", "1"))
     if threads > 1 and "torch" in sys.modules:
         # A forked replica has torch as the fork server set it up: with one thread.
@@ -67,7 +67,7 @@ def confine(request: Mapping[str, Any]) -> None:
 
 
 def reseed() -> None:
-    """Forked processes share their parent's generators; give each its own randomness."""
+    """Give a forked process randomness of its own: it shares its parent's generators."""
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(int.from_bytes(os.urandom(4), "little"))

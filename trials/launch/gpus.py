@@ -68,7 +68,7 @@ class Nvml:
                 logger.warning("gpu cannot be used index=%d error=%s", index, error)
 
     def _add(self, index: int) -> None:
-        """The GPU of this number, or the instances of one that is divided."""
+        """Add the GPU of this number, or the instances of one that is divided."""
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         whole = {str(index), pynvml.nvmlDeviceGetUUID(handle)}
         parts = list(_instances(handle))

@@ -31,7 +31,7 @@ class InMemoryLauncher(Launcher):
         return self._nodes
 
     def replace_nodes(self, nodes: Sequence[NodeSlots]) -> None:
-        """The cluster has become another one."""
+        """Replace the nodes: the cluster has become another one."""
         self._nodes = tuple(nodes)
 
     def slot_environ(self, node: str, slot: int) -> Mapping[str, str]:

@@ -158,7 +158,7 @@ class AgentSteps:
             self._roster.on_news()
 
     def _note_failure(self, node: str, why: str) -> None:
-        """The next attempt comes later each time."""
+        """Note a failure; the next attempt comes later each time."""
         failures = self._failures[node] = min(self._failures.get(node, 0) + 1, MOST_FAILURES)
         pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** (failures - 1))
         self._not_before[node] = time.monotonic() + pause
@@ -194,7 +194,7 @@ class AgentSteps:
                     process.kill()
 
     def _end_adopted(self) -> None:
-        """Agents of steps that an earlier scheduler has started."""
+        """End agents of steps that an earlier scheduler has started."""
         own = self._steps.keys()
         steps = [f"{news.job}.{news.step}" for news in self._roster.agents() if news.step and news.host not in own]
         if not steps:

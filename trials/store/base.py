@@ -99,7 +99,7 @@ class Backing:
         """Have memory hold what is kept; called once, and the backing brings memory up to date by itself after that."""
 
     def catch_up(self) -> None:
-        """Before memory is read: have it hold what is kept, where a write has failed since."""
+        """Bring memory up to date before it is read, if a write has failed since."""
 
     def changing(self, trial_ids: Sequence[str] = ()) -> AbstractContextManager[object]:
         """Return what a thread holds while it decides and writes a change of these trials; none: of what else there is.

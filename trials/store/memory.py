@@ -109,7 +109,7 @@ class TrialStore:
             return True
 
     def disown_study(self, name: str, owner: str) -> None:
-        """The driver lets go of its study; nothing happens when it is not the driver."""
+        """Let the driver go of its study; do nothing when it is not the driver."""
         with self._backing.changing():
             study = self._studies.get(name)
             if study is not None and study.owner == owner:
@@ -240,7 +240,7 @@ class TrialStore:
         return self._change([trial_id], lambda trial: None if trial.outcome else replace(trial, outcome=outcome))
 
     def note_entered(self, trial_id: str, generation: int) -> None:
-        """A generation's rank 0 has entered it; lower numbers than the stored one change nothing."""
+        """Note that a generation's rank 0 has entered it; lower numbers than the stored one change nothing."""
         self._change(
             [trial_id], lambda trial: replace(trial, entered=generation) if generation > trial.entered else None
         )
@@ -362,7 +362,7 @@ class TrialStore:
     # ------------------------------------------------------------------ hints, reports, history
 
     def put_hints(self, trial_id: str, hints: Mapping[str, Any], measured: Measurement | None = None) -> None:
-        """The latest hints win; ``measured`` is kept beside those of before."""
+        """Put the latest hints in place of earlier ones; ``measured`` is kept beside those of before."""
         with self._backing.noting():
             self._backing.save_hints(trial_id, hints, measured)
             with self._lock:
@@ -386,7 +386,7 @@ class TrialStore:
         return found if self._archive is None or not over else found | self._archive.hints(over)
 
     def add_report(self, report: Report) -> None:
-        """A step that was reported before keeps its first value."""
+        """Add a report; a step that was reported before keeps its first value."""
         with self._backing.noting():
             book = self._book(self.trial(report.trial_id).spec.study)
             if not book.has(report.trial_id, report.step):
@@ -462,7 +462,7 @@ class ReportBook:
         """Highest step of each trial."""
 
     def add(self, report: Report) -> None:
-        """A step that was reported before keeps its first value."""
+        """Add a report; a step that was reported before keeps its first value."""
         if report.trial_id not in self._reports_by_trial:
             self._reports_by_trial[report.trial_id] = {}
             self._names = None

@@ -74,7 +74,7 @@ class SqlBacking(Backing):
         self._engine.dispose()
 
     def _keep_claim(self) -> None:
-        """Before each write: a server that was restarted has forgotten whose the database is."""
+        """Keep the claim on the database before each write: a server that was restarted has forgotten it."""
         if not self._exclusive:
             return
         with self._claim_lock:

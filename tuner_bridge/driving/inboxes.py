@@ -68,7 +68,7 @@ class Inboxes:
         return asked, fresh
 
     def is_answered(self, trial_id: str, question_id: str) -> None:
-        """Should it come again, its answer was lost."""
+        """Note that a question is answered; should it come again, its answer was lost."""
         with self._lock:
             inbox = self._inbox_by_trial.get(trial_id)
             if inbox is not None:

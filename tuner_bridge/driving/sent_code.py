@@ -35,7 +35,7 @@ class SentCode:
         self._sent: set[str] = set()
 
     def offer(self, contents: Mapping[str, bytes | Parts]) -> None:
-        """Pickled code and data, to be sent with the first trial that names it."""
+        """Offer pickled code and data, to be sent with the first trial that names it."""
         with self._lock:
             self._contents.update(contents)
 
@@ -63,7 +63,7 @@ class SentCode:
         self._sent.add(digest)
 
     def send_again(self, digests: Sequence[str], client: SchedulerClient) -> None:
-        """A scheduler that has moved may have lost what it was sent."""
+        """Send code again: a scheduler that has moved may have lost what it was sent."""
         for digest in digests:
             content = self._contents.get(digest)
             if content is None:

@@ -25,7 +25,7 @@ class ToldParameters:
             return {trial_id: dict(parameters) for trial_id, parameters in self._waiting.items()}
 
     def are_told(self, told: Mapping[str, Mapping[str, Any]]) -> None:
-        """The scheduler has these; what was noted meanwhile still waits."""
+        """Note that the scheduler has these; what was noted meanwhile still waits."""
         with self._lock:
             for trial_id, parameters in told.items():
                 waiting = self._waiting.get(trial_id, {})

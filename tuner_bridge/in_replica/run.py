@@ -112,7 +112,7 @@ def _killed_data_workers(error: BaseException) -> list[int]:
 
 
 def tell_value(replica: Participant, value: Any) -> None:
-    """The trial is over, with this value; once, for a process may end while it is being told."""
+    """Tell that the trial is over, with this value; once, for a process may end while it is being told."""
     assert replica.channel is not None
     if replica.channel in _told:
         return

@@ -72,7 +72,7 @@ class Teller:
             return list(self._untold)
 
     def flush(self) -> None:
-        """Until NNI has all of them, or this replica is not wanted any more. Raises as ``tell``."""
+        """Wait until NNI has all results, or this replica is not wanted any more; raise as ``tell``."""
         self._wait(lambda: not self._untold)
 
     def _wait(self, condition: Callable[[], bool]) -> None:
@@ -184,7 +184,7 @@ class ElasticChannel(TrialCommandChannel):  # type: ignore[misc]  # NNI has no t
         _present = self
 
     def _stay_registered(self) -> None:
-        """NNI keeps one channel, also when the user's code runs again from its top."""
+        """Register the channel again when the user's code runs again: NNI keeps one."""
         if not self._core.registry.has(STATE):
             self._core.registry.register(STATE, self._count)
 

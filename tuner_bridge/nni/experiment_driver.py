@@ -102,7 +102,7 @@ class Manager:
             self._children.update(self._process.children(recursive=True))
 
     def end_orphans(self) -> None:
-        """Only if the manager is gone: one that stops in order ends its own processes."""
+        """End processes that a manager has left behind; one that stops in order ends its own."""
         with contextlib.suppress(psutil.TimeoutExpired):
             # Its connections close a moment before it is gone.
             self._process.wait(timeout=0.5)
@@ -209,7 +209,7 @@ class ExperimentDriver:
         )
 
     def know_earlier_trials(self) -> None:
-        """The numbers that the experiment's trials have in the scheduler; NNI's own may come twice after a resume."""
+        """Learn the numbers of the experiment's trials in the scheduler; NNI's may come twice after a resume."""
         for summary in self._driver.client.request("GET", "/trials"):
             if summary["study"] == self._driver.study_key:
                 spec = self._driver.client.request("GET", f"/trials/{summary['trial_id']}")["spec"]
@@ -261,7 +261,10 @@ class ExperimentDriver:
         thread.start()
 
     def _run(self, trial: Mapping[str, Any], before: threading.Event, is_submitted: threading.Event) -> None:
-        """Trials reach the scheduler in NNI's order, so that those that have to wait are the later ones."""
+        """Run a trial.
+
+        Trials reach the scheduler in NNI's order, so that those that have to wait are the later ones.
+        """
         name = trial["trial"]
         entry = self._trials[name]
         nni = {

@@ -73,7 +73,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, services: dict[str, Any]) -> None:
-    """Whole or not at all: NNI reads it for every experiment."""
+    """Write the file whole or not at all: NNI reads it for every experiment."""
     path = path.resolve()
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
         try:

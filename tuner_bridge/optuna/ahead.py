@@ -82,7 +82,7 @@ class TakenAhead:
             return list(self._untold)
 
     def told(self, numbers: Iterable[int]) -> None:
-        """The study has heard that these were taken."""
+        """Note that the study has heard that these were taken."""
         with self._lock:
             heard = set(numbers)
             self._untold = [number for number in self._untold if number not in heard]
@@ -184,7 +184,7 @@ class LookAhead:
         return value, self._entries_behind(trial, asked, suggestion)
 
     def close(self, trial: optuna.Trial) -> None:
-        """The trial is over."""
+        """Forget a trial that is over."""
         asked = self._asked_by_trial.pop(trial.number, None)
         if asked is not None:
             self._undo(trial, asked)

@@ -34,7 +34,7 @@ FRAME = """<a href={link} target="_blank">open the sweep's page in a tab of its 
 
 
 def show_page(client: SchedulerClient, *, height: int = 640) -> None:
-    """The page below the cell, for a browser on this machine; a link for one that reaches the address otherwise."""
+    """Show the page below the cell, for a browser on this machine; else a link to the address."""
     from IPython.display import HTML, display
 
     tab, framed = page_link(client), page_link(client)

@@ -320,7 +320,7 @@ def _has_failures(client: SchedulerClient) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """The sweep's folder, unless somebody works in it by now, and the one around it where that is empty then."""
+    """Remove the sweep's folder, unless somebody works in it by now, and an empty one around it."""
     try:
         held = StateFolder.acquire(folder, patience_seconds=0.0)
     except (StateFolderInUse, StoreUnavailable):
@@ -408,7 +408,7 @@ def _empty(kind: type[optuna.Study]) -> optuna.Study:
 
 @contextmanager
 def _interruptible(driver: OptunaDriver) -> Iterator[None]:
-    """Ctrl-C reaches every objective thread at once; Optuna alone would wait for running trials to end."""
+    """Let Ctrl-C reach every objective thread at once; Optuna alone would wait for running trials to end."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -450,7 +450,7 @@ def _display(driver: OptunaDriver, n_trials: int | None, *, live: bool | str) ->
 
 
 def _say_that_it_is_spent(study: optuna.Study, driver: OptunaDriver) -> None:
-    """The sweep ends as one that has run all of its trials does."""
+    """Say that the budget is used: the sweep ends as one that has run all of its trials does."""
     words = f"elastune: the budget of study {study.study_name!r} is used up, so its sweep ends"
     if isinstance(study._storage, optuna.storages.InMemoryStorage):
         driver.cancel_all("its study's budget is used up, and the study was in memory")

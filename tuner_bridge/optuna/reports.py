@@ -79,7 +79,7 @@ class PendingReports:
             self._changed.notify_all()
 
     def give_back(self) -> None:
-        """Nobody knows whether they arrived."""
+        """Give reports back: nobody knows whether they arrived."""
         with self._changed:
             self._pending.extendleft(reversed(self._travelling))
             self._travelling = []
@@ -99,7 +99,7 @@ class PendingReports:
 
     @contextmanager
     def _when(self, condition: Callable[[], bool]) -> Iterator[None]:
-        """Runs its body once the condition holds, before anybody else can change that. Raises what has gone wrong."""
+        """Run the block once the condition holds, before anybody else can change that; raise what has gone wrong."""
         while True:
             with self._changed:
                 if self._changed.wait_for(lambda: self._error is not None or condition(), LOOK_SECONDS):

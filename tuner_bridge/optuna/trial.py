@@ -117,17 +117,17 @@ class ElasticTrial(optuna.Trial):
         _content(self._put("reports", {}, reports, look_up=lambda: None))
 
     def finish_reports(self) -> None:
-        """The study has all that was reported. Raises what it raised."""
+        """Wait until the study has all that was reported; raise what it raised."""
         self._stay_registered()
         if self._core.reports and not (self._reports.are_settled and not self._ahead.untold):
             self._ask("reports")
 
     def leave_if_asked(self) -> None:
-        """While nothing is reported; raises ReplicaExit."""
+        """Leave if asked to, while nothing is reported; raise ReplicaExit."""
         self._core.leave_if_asked()
 
     def close(self) -> None:
-        """The objective is done with it."""
+        """Close: the objective is done with the trial."""
         teller = self._teller
         if teller is not None:
             teller.cancel()

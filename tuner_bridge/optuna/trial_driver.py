@@ -97,7 +97,7 @@ class OptunaDriver(StudyDriver):
             )
 
     def _queue(self, parameters: Mapping[str, Any], parent: int | None, more_epochs: int) -> None:
-        """The next trial that the sweep asks for has these parameters, and begins where its parent stands."""
+        """Queue a trial with these parameters, which begins where its parent stands."""
         if self.left == 0:
             raise ValueError(
                 "the sweep has submitted all of its trials; start it again with resume=True and a larger n_trials"
@@ -321,7 +321,7 @@ class _Display:
 
 
 def _end_tracked(tracked: TrackedTrial, ended: Mapping[str, Any], history: Sequence[str]) -> None:
-    """The trackers are told what Optuna is going to hear."""
+    """Tell the trackers what Optuna is going to hear."""
     try:
         value = _conclude(ended)
     except optuna.TrialPruned:
@@ -398,7 +398,7 @@ class Questions:
             self.trial = following
 
     def close(self) -> None:
-        """The trial is over."""
+        """Forget a trial that is over."""
         with self._lock:
             self._look_ahead.close(self.trial)
 

@@ -45,7 +45,7 @@ class TrackedRun(Protocol):
         ...
 
     def leave(self) -> None:
-        """The sweep is interrupted, and may go on: what is known is written."""
+        """Leave: the sweep is interrupted, and may go on; write what is known."""
         ...
 
     def end(self, state: str, values: Sequence[float] | None, history: Sequence[str]) -> None:

@@ -62,7 +62,7 @@ class TrackedTrial:
             self._tell(lambda run: run.measure(news, seconds))
 
     def leave(self) -> None:
-        """The sweep is interrupted."""
+        """Leave: the sweep is interrupted."""
         self._tell(lambda run: run.leave())
 
     def end(self, state: str, values: Sequence[float] | None, history: Sequence[str]) -> None:

@@ -125,7 +125,7 @@ class Measurements:
         return float(measured.values[0]), float(measured.values[1])
 
     def take(self, sums: Sequence[float], *, init_batch: int, may_overflow: bool) -> None:
-        """The sums over the replicas, the same on all of them. ``may_overflow``: a scaler skips such steps."""
+        """Take the sums over the replicas, the same on all; ``may_overflow``: a scaler skips such steps."""
         measured, self._travelling = self._travelling, None
         if measured is None:
             return
@@ -143,6 +143,6 @@ class Measurements:
             )
 
     def forget_waiting(self) -> None:
-        """Other replicas make the rounds from now on."""
+        """Forget what waits for a round: other replicas make the rounds from now on."""
         self._waiting.clear()
         self._travelling = None

@@ -120,7 +120,7 @@ class AdamPreconditioner:
                 self._steps[index] += each is optimizer
 
     def forget(self) -> None:
-        """The optimizer's state was replaced."""
+        """Forget what is known of the optimizer's state, which was replaced."""
         self._steps = None
         self._groups.clear()
 

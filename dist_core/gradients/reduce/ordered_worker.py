@@ -51,7 +51,7 @@ class JobLine:
         self._thread: threading.Thread | None = None
 
     def put(self, job: Callable[[], None]) -> None:
-        """The first one starts the thread. A job tells of its errors itself."""
+        """Queue a job; the first one starts the thread. A job tells of its errors itself."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=f"elastune-{self._name}", daemon=True)
             self._thread.start()

@@ -116,7 +116,7 @@ class KubernetesLauncher(Launcher):
         return list(quotas_by_name.values())
 
     def _ask_for_quotas(self, namespace: str) -> None:
-        """A pod was refused: the watches do not know, or not yet, why there is no room for it."""
+        """Ask for quotas after a pod was refused: the watches do not know, or not yet, why there is no room for it."""
         with contextlib.suppress(ClusterRefused, ClusterUnreachable):
             quotas = self._api.list(QUOTAS, namespace).get("items") or []
             with self._lock:
@@ -199,7 +199,7 @@ class KubernetesLauncher(Launcher):
         return seen
 
     def _look_up(self, name: str, pod: Document) -> None:
-        """The watch is late: ask."""
+        """Ask the API server for a pod: the watch is late."""
         try:
             found = self._api.get(PODS, pod["metadata"]["namespace"], name)
             self._created[name] = time.monotonic(), found
@@ -255,7 +255,7 @@ class KubernetesLauncher(Launcher):
         )
 
     def _delete_orphans(self, pods: Mapping[str, Document], wanted: set[str]) -> None:
-        """Pods of replicas that have ended, once that has been noted, and of those that nobody knows."""
+        """Delete pods of replicas that have ended, once that has been noted, and pods that nobody knows."""
         now = time.monotonic()
         orphans = pods.keys() - wanted
         self._dismissed &= pods.keys()

@@ -290,7 +290,7 @@ class ClusterBacking(Backing):
         self.send(replica.trial_id, {"replicaRecords": {replica.replica_id: documents.replica_status(replica)}})
 
     def save_replicas(self, replicas: Sequence[ReplicaRecord], fields: Sequence[str]) -> None:
-        """A change of a state or of an aim is written at once, any other one noted."""
+        """Save replicas: a change of a state or of an aim is written at once, any other one noted."""
         for trial_id in {replica.trial_id for replica in replicas}:
             kept = self.trials.get(trial_id)
             if kept is None:
@@ -309,7 +309,7 @@ class ClusterBacking(Backing):
             kept.ended = (kept.ended + ended)[len(too_many) :]
 
     def send(self, trial_id: str, change: Mapping[str, Any]) -> None:
-        """Durable when this returns, together with what was noted. The caller holds ``writing``."""
+        """Send a change, durably, together with what was noted; the caller holds ``writing``."""
         kept = self.of(trial_id)
         self._refresh(trial_id, kept)
         with self._noting:
@@ -328,7 +328,7 @@ class ClusterBacking(Backing):
 
     @contextmanager
     def sending(self, trial_id: str, kept: TrialResource) -> Iterator[None]:
-        """A resource that is gone is no failure of the store."""
+        """Take a resource that is gone as no failure of the store."""
         try:
             yield
         except ClusterRefused as error:
@@ -363,7 +363,7 @@ class ClusterBacking(Backing):
                 self._dirty.add(trial_id)
 
     def save_hints(self, trial_id: str, hints: Mapping[str, Any], measured: Measurement | None) -> None:
-        """Replicas tell them twice a second, and a write is one of the whole object: they wait for another change."""
+        """Note hints for the next write: replicas tell them twice a second, and a write is one of the whole object."""
         kept = self.trials.get(trial_id)
         if kept is None:
             return
@@ -379,7 +379,7 @@ class ClusterBacking(Backing):
         self.note(trial_id, change, soon=is_due)
 
     def append(self, fact: Report | HistoryEntry) -> None:
-        """A replica must not wait for an API server that is away: its driver has the report as well."""
+        """Note a fact to be written; a replica must not wait for an API server that is away."""
         kept = self.trials.get(fact.trial_id)
         if kept is None:
             return

@@ -155,7 +155,7 @@ class ForkServers:
         self._on_exit(ended)
 
     def _note_imports(self, replica_id: str, names: Sequence[str], changed: Mapping[str, str]) -> None:
-        """The next replica of that code had better have these from its beginning."""
+        """Note imports that the next replica of that code had better have from its beginning."""
         with self._lock:
             code = self._asked.get(replica_id)
             if code is not None:
@@ -400,7 +400,7 @@ class _Server:
             return self.ready
 
     def send(self, message: Mapping[str, Any], passed: socket.socket | None = None) -> None:
-        """A server that is gone is noticed by its reader; what was for it is lost with it."""
+        """Send a message; a server that is gone is noticed by its reader, and what was for it is lost with it."""
         data = json.dumps(message).encode() + b"\n"
         with contextlib.suppress(OSError):
             if passed is not None:

@@ -106,7 +106,7 @@ class ForkServer:
         self._connection.sendall(json.dumps(message).encode() + b"\n")
 
     def serve(self) -> None:
-        """Until the launcher hangs up; one that cannot fork any more, until its last replica has ended."""
+        """Serve until the launcher hangs up; if no fork is possible any more, until the last replica has ended."""
         pending = b""
         while not (self._hung_up or (self._unfit and not self._children)):
             lines = {child.line: pid for pid, child in self._children.items() if child.line is not None}
@@ -496,7 +496,7 @@ class Child:
         return [json.loads(line) for line in lines]
 
     def hang_up(self) -> None:
-        """Speak to it no more; one that waits ends by that."""
+        """Close the connection to a replica; one that waits ends by that."""
         if self.line is not None:
             self.line.close()
             self.line = None
