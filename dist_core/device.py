@@ -32,7 +32,7 @@ class Mark(Protocol):
         ...
 
     def seconds_since(self, earlier: Mark) -> float:
-        """The device's time between two marks of its own, both reached."""
+        """Return the device's time between two marks of its own, both reached."""
         ...
 
 
@@ -69,7 +69,7 @@ class Device(Protocol):
         ...
 
     def stream(self) -> Stream:
-        """A new one."""
+        """Return a new stream."""
         ...
 
     def host_memory(self, shape: torch.Size | tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -109,7 +109,7 @@ class Elapsed:
 
 
 def device_of(where: torch.Tensor | torch.device) -> Device:
-    """The device that holds a tensor. Raises ValueError for a kind that nobody has described here."""
+    """Return the device that holds a tensor. Raises ValueError for a kind that nobody has described here."""
     place = where.device if isinstance(where, torch.Tensor) else where
     device = _devices.get(place)
     if device is None:
@@ -140,7 +140,7 @@ class HostMark:
 
 
 def known_seconds(seconds: float) -> Elapsed:
-    """A time that was measured already."""
+    """Return a time that was measured already."""
     return Elapsed(HostMark(0.0), HostMark(seconds))
 
 

@@ -68,7 +68,7 @@ def refuse_to_divide_with_old_torch() -> None:
 def build_gloo_group(
     store: Store, *, rank: int, world_size: int, timeout: timedelta, name: str, host: str
 ) -> dist.ProcessGroup:
-    """A process group beside the default one, so that two generations can exist at the same time.
+    """Return a process group beside the default one, so that two generations can exist at the same time.
 
     ``init_process_group`` allows one default group and ``new_group`` needs all its members; neither fits a group that
     is built in the background while another one trains.
@@ -133,13 +133,13 @@ def _environment(**variables: str) -> Iterator[None]:
 
 
 def connect_nccl_group(group: dist.ProcessGroup) -> None:
-    """Collective: one sum of one number makes the connections, and shows that they work. Raises RuntimeError."""
+    """Make the connections by one sum of one number, which shows that they work; collective. Raises RuntimeError."""
     group.allreduce([torch.zeros(1, device="cuda")]).wait()
     torch.cuda.current_stream().synchronize()
 
 
 def close_nccl_group(group: dist.ProcessGroup) -> None:
-    """Collective: ends the connections, behind all that the device was given before."""
+    """End the connections, behind all that the device was given before; collective."""
     torch.cuda.synchronize()
     group.shutdown()
 
@@ -196,7 +196,10 @@ def lay_out_anew(model: DistributedDataParallel) -> None:
 
 
 def gradient_buckets(model: DistributedDataParallel) -> list[GradBucket]:
-    """The buckets as they are laid out now, in the order of reduction. Within a backward pass this would hang."""
+    """Return the buckets as they are laid out now, in the order of reduction.
+
+    Within a backward pass this would hang.
+    """
     return model.reducer._get_zeros_like_grad_buckets()
 
 
@@ -261,7 +264,7 @@ def name_group(group: dist.ProcessGroup) -> None:
 
 
 def mesh_of(group: dist.ProcessGroup, device: str) -> DeviceMesh:
-    """The processes of a group as a mesh; torch's own function asks the default group for this one's rank."""
+    """Return the processes of a group as a mesh; torch's own function asks the default group for this one's rank."""
     name_group(group)
     ranks = torch.arange(group.size())
     if "_rank" in inspect.signature(DeviceMesh.__init__).parameters:
@@ -288,7 +291,7 @@ def as_default_group(group: dist.ProcessGroup) -> Iterator[None]:
 
 
 def work_of(future: torch.futures.Future[Any]) -> dist.Work:
-    """A future as the handle that a process group answers with."""
+    """Return a future as the handle that a process group answers with."""
     work: dist.Work = _distributed_c10d._create_work_from_future(future)  # type: ignore[attr-defined]  # not in stubs
     return work
 
@@ -304,12 +307,15 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def loss_scale_of(scaler: Any) -> torch.Tensor | None:
-    """A copy of a gradient scaler's present scale, without waiting for a GPU; None when it does not scale."""
+    """Return a copy of a gradient scaler's present scale, without waiting for a GPU.
+
+    None when it does not scale.
+    """
     return scaler._get_scale_async().clone() if scaler.is_enabled() and scaler._scale is not None else None
 
 
 def schedules_within(schedule: Any) -> tuple[list[Any], list[int]]:
-    """The schedules that a chained or sequential one is made of, and the steps at which the next one takes over."""
+    """Return the schedules that a chained or sequential one consists of, and the steps at which the next one begins."""
     return schedule._schedulers, getattr(schedule, "_milestones", [])
 
 
@@ -383,7 +389,10 @@ def compiled_graphs() -> int:
 
 
 def memory_of(tensor: torch.Tensor) -> int:
-    """A number for the memory that a tensor and its views share; on the meta device, where none has an address, too."""
+    """Return a number for the memory that a tensor and its views share.
+
+    On the meta device, where none has an address, too.
+    """
     return int(tensor.untyped_storage()._cdata)
 
 

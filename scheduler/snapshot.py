@@ -305,5 +305,5 @@ class Policy(Protocol):
     def name(self) -> str: ...
 
     def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
-        """A grant for every trial in the snapshot; never more than the nodes have, and pure."""
+        """Return a grant for every trial in the snapshot; never more than the nodes have, and pure."""
         ...

@@ -105,7 +105,7 @@ def is_held(path: Path) -> bool:
 
 
 def holder_of(path: Path) -> int | None:
-    """The process that holds the folder; None where none does, or it has not said so yet."""
+    """Return the process that holds the folder; None where none does, or it has not said so yet."""
     try:
         words = (path / "lock").read_text().strip()
     except OSError:

@@ -30,7 +30,7 @@ def check_name(what: str, name: str) -> None:
 
 
 def is_integer(value: Any) -> TypeGuard[int]:
-    """True and False are not numbers here."""
+    """Tell whether a value is an integer; True and False are not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -40,5 +40,5 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 
 def are_texts(value: Any) -> TypeGuard[tuple[str, ...]]:
-    """A tuple of them; one text by itself is not."""
+    """Tell whether a value is a tuple of texts; one text by itself is not."""
     return isinstance(value, tuple) and all(isinstance(each, str) for each in value)

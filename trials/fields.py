@@ -161,7 +161,7 @@ def described(
     default: Any = MISSING,
     default_factory: Callable[[], Any] | Any = MISSING,
 ) -> Any:
-    """A field of a dataclass; see ``Description``."""
+    """Return a field of a dataclass; see ``Description``."""
     metadata = {"described": Description(kind, about, key, called)}
     if default_factory is not MISSING:
         return field(default_factory=default_factory, metadata=metadata)

@@ -17,7 +17,7 @@ LONGEST_WORDS = 300
 
 
 def open_own(log: Path, flags: int = os.O_RDONLY) -> IO[bytes]:
-    """The log itself and no other file: raises OSError for a link or a pipe that a replica has put in its place."""
+    """Open the log itself and no other file; raise OSError for a link or a pipe put in its place."""
     file = os.open(log, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -29,7 +29,7 @@ def open_own(log: Path, flags: int = os.O_RDONLY) -> IO[bytes]:
 
 
 def last_words(log: Path) -> str:
-    """The last line that a replica printed, shortened; empty when there is none."""
+    """Return the last line that a replica printed, shortened; empty when there is none."""
     try:
         with open_own(log) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))

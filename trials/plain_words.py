@@ -22,7 +22,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u2
 
 
 def printable(words: str) -> str:
-    """The text with its lines and tabs, without escape sequences; of a bar that was redrawn, its last state."""
+    """Return the text with its lines and tabs, without escape sequences; of a bar that was redrawn, its last state."""
     lines = (_last_state(line) for line in _SEQUENCES.sub("", words).split("\n"))
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", "\n".join(lines))
 
@@ -33,7 +33,7 @@ def _last_state(line: str) -> str:
 
 
 def one_line(words: str) -> str:
-    """The text as one line: line ends and tabs are shown as such."""
+    """Return the text as one line: line ends and tabs are shown as such."""
     if words.isascii() and words.isprintable():
         return words
     return printable(words).replace("\n", "\\n").replace("\t", "\\t")

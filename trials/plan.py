@@ -237,7 +237,7 @@ def _plan_switch(
     now: float,
     broken_since: float | None,
 ) -> list[Action]:
-    """A generation is on offer: wait for it to be entered, or replace it when somebody in it is gone or late.
+    """Plan for a generation on offer: wait until it is entered, or replace it when somebody in it is gone or late.
 
     Or when they have failed to meet in it, which they say after it was made.
     """

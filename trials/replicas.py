@@ -43,7 +43,7 @@ class Replica:
 
 
 def whole_replicas(rows: Sequence[ReplicaRecord], size: int) -> tuple[list[Replica], list[ReplicaRecord]]:
-    """The replicas of ``size`` processes that are complete, and the processes of those that are not."""
+    """Return the replicas of ``size`` processes that are complete, and the processes of those that are not."""
     if size == 1:
         return [Replica((row,)) for row in rows], []
     groups: dict[int, list[ReplicaRecord]] = {}

@@ -68,7 +68,7 @@ TRANSITIONS: dict[tuple[TrialState, TrialEvent], TrialState] = {
 
 
 def next_state(state: TrialState, event: TrialEvent) -> TrialState:
-    """The state after ``event``; raises IllegalTransition when the table has no such row."""
+    """Return the state after ``event``; raise IllegalTransition when the table has no such row."""
     try:
         return TRANSITIONS[state, event]
     except KeyError:

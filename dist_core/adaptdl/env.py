@@ -31,7 +31,7 @@ def _core() -> Replica:
 
 
 def core_of_job() -> Replica:
-    """The core, with the states of an earlier run at hand: here they are back as soon as they are registered."""
+    """Return the core, with the states of an earlier run at hand: here they are back as soon as they are registered."""
     core = _core()
     core.resumption.restore_early()
     return core
@@ -65,7 +65,7 @@ def job_id() -> str:
 
 
 def share_path() -> str:
-    """A folder for datasets: ``ADAPTDL_SHARE_PATH``, else the working folder."""
+    """Return a folder for datasets: ``ADAPTDL_SHARE_PATH``, else the working folder."""
     return os.environ.get("ADAPTDL_SHARE_PATH", os.getcwd())
 
 

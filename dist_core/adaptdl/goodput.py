@@ -126,7 +126,7 @@ def fit_perf_params(
     step_time_compute: ArrayLike,
     accumulation_time: ArrayLike,
 ) -> PerfParams:
-    """The model that explains measured steps, one an entry of the arrays, best.
+    """Return the model that explains measured steps, one an entry of the arrays, best.
 
     ``step_time``: seconds of the pass that reduces and applies gradients. ``step_time_compute`` and
     ``accumulation_time``: seconds of one that does not; a step with accumulation tells of that by the latter. Raises

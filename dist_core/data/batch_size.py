@@ -95,7 +95,7 @@ class Adaptation:
         return self.atomic_batch * (self.accumulation + 1) * world_size
 
     def choose(self, num_nodes: int, num_replicas: int, *, switching: bool = False) -> tuple[int, int]:
-        """The batch for an allocation; on a switch the global batch is kept as far as the bounds let it."""
+        """Return the batch for an allocation; on a switch the global batch is kept as far as the bounds let it."""
         statistics = self._statistics()
         if not self.bounds.adaptive or statistics is None:
             return fixed_choice(self.bounds, num_replicas)
@@ -123,7 +123,7 @@ class Adaptation:
         return [row for row in rows if row.configuration.kind == self.node_kind] or rows
 
     def proposal(self, num_nodes: int, num_replicas: int) -> tuple[int, int] | None:
-        """A new (atomic, accumulation) when it is time and pays; None otherwise."""
+        """Return a new (atomic, accumulation) when it is time and pays; None otherwise."""
         now = time.monotonic()
         wait = min(LONGEST_DECISION_SECONDS, max(SHORTEST_DECISION_SECONDS, DECISION_SHARE * (now - self._began)))
         if not self.bounds.adaptive or now - self._last_decision < wait:
@@ -133,7 +133,7 @@ class Adaptation:
         return None if chosen == (self.atomic_batch, self.accumulation) else chosen
 
     def _reachable_bounds(self) -> BatchBounds:
-        """The user's bounds, with the largest batch limited to a multiple of the largest used so far."""
+        """Return the user's bounds, with the largest batch limited to a multiple of the largest used so far."""
         used = max(self.bounds.init_batch, self._largest_used)
         reachable = max(self.bounds.init_batch, min(self.bounds.max_batch, int(LARGEST_GROWTH * used)))
         return replace(self.bounds, max_batch=reachable)

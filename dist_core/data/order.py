@@ -40,7 +40,7 @@ def split_evenly(count: int, parts: int) -> list[int]:
 
 
 def divide(taken: Indices, *, rank: int, world_size: int, accumulation: int, least: int = 1) -> StepPlan:
-    """The part of a global batch that falls to ``rank``, in ``accumulation + 1`` micro-batches.
+    """Return the part of a global batch that falls to ``rank``, in ``accumulation + 1`` micro-batches.
 
     A replica that gets nothing (fewer samples than replicas) computes some all the same, with weight 0, because every
     replica has to take part in the reduction. ``least``: samples that a model needs to compute at all; no part is
@@ -91,7 +91,7 @@ class ElasticCursor:
         self.left = False
 
     def ahead(self) -> ElasticCursor:
-        """A copy to plan with, which may run ahead of this one."""
+        """Return a copy to plan with, which may run ahead of this one."""
         copy = ElasticCursor(self.num_samples, shuffle=self.shuffle, seed=self.seed, draw=self._draw)
         copy.passes, copy.position, copy._order = self.passes, self.position, self._order
         return copy
@@ -102,7 +102,7 @@ class ElasticCursor:
         return self.num_samples - self.position
 
     def order(self) -> Indices:
-        """The order of the current pass; O(num_samples) once a pass."""
+        """Return the order of the current pass; O(num_samples) once a pass."""
         if self._order is None or self._order[0] != self.passes:
             if self._draw is not None:
                 order = self._draw(self.passes)
@@ -132,12 +132,12 @@ class ElasticCursor:
         return batch
 
     def plan(self, take: int, *, rank: int, world_size: int, accumulation: int, least: int = 1) -> StepPlan:
-        """The part of the next ``take`` samples that falls to ``rank``; see divide."""
+        """Return the part of the next ``take`` samples that falls to ``rank``; see divide."""
         taken = self.order()[self.position : self.position + take]
         return divide(taken, rank=rank, world_size=world_size, accumulation=accumulation, least=least)
 
     def commit(self, taken: int) -> bool:
-        """The step over ``taken`` samples is done; True when it ended the pass."""
+        """Count the step over ``taken`` samples; return True when it ended the pass."""
         self.position += taken
         if self.position < self.num_samples:
             return False
@@ -203,7 +203,7 @@ class StreamCursor:
 
 
 def evaluation_share(num_samples: int, *, rank: int, world_size: int, batch: int) -> Sequence[int]:
-    """The contiguous share of ``rank`` in one evaluation pass; shares are disjoint and cover every sample.
+    """Return the contiguous share of ``rank`` in one evaluation pass; shares are disjoint and cover every sample.
 
     Where there is a batch for every replica, shares consist of whole batches: some evaluations rank the samples of a
     batch against each other.

@@ -86,7 +86,7 @@ class _OpenPart:
         return self._first
 
     def read(self, position: int, number: int, keep_from: int) -> tuple[list[Any], bool]:
-        """Samples from ``position`` on, and whether they are the last ones."""
+        """Return samples from ``position`` on, and whether they are the last ones."""
         while not self._is_read_out and self._end < position:
             self._forget_before(min(keep_from, self._end))
             self._read_on(min(_SKIPPED_AT_ONCE, position - self._end))

@@ -47,7 +47,7 @@ class BatchSource(Protocol):
         ...
 
     def steps(self, division: Division) -> Iterator[LoadedStep]:
-        """Steps from the cursor on, across passes; each is asked for when the one before has been committed.
+        """Yield steps from the cursor on, across passes; each is asked for when the one before has been committed.
 
         They may end earlier, for the division to be made anew.
         """
@@ -149,7 +149,7 @@ class IndexedSource:
             number += 1
 
     def _plan_ahead(self, division: Division, plans: list[StepPlan]) -> Iterator[list[int]]:
-        """Indices of this replica's coming micro-batches, on a copy of the cursor that runs ahead of the real one."""
+        """Yield this replica's coming micro-batches as indices, on a copy of the cursor that runs ahead."""
         ahead = self.cursor.ahead()
         step = division.first_step
         while True:
@@ -274,7 +274,7 @@ class _Stream:
             pass
 
     def read(self, count: int) -> list[Any]:
-        """The next items, fewer at the end of the pass."""
+        """Return the next items, fewer at the end of the pass."""
         with self._drawing:
             items = [*self._next[:count], *islice(self._items, max(0, count - len(self._next)))]
         self._next = self._next[count:]
@@ -406,7 +406,7 @@ def _as_it_is(item: Any) -> Any:
 def batch_source(
     dataset: Any, *, shuffle: bool, seed: int, sampler: Iterable[int] | Sampler[int] | None, options: dict[str, Any]
 ) -> BatchSource:
-    """The source for a dataset of either kind; raises InvalidTraining for what fits neither."""
+    """Return the source for a dataset of either kind; raise InvalidTraining for what fits neither."""
     if not isinstance(dataset, IterableDataset):
         if not hasattr(dataset, "__getitem__"):
             raise InvalidTraining(

@@ -21,7 +21,7 @@ def short_checksum(content: bytes) -> int:
 
 
 def fingerprint(numbers: Sequence[float]) -> int:
-    """A short checksum that differs if the numbers do."""
+    """Return a short checksum that differs if the numbers do."""
     return short_checksum(struct.pack(f"{len(numbers)}d", *numbers))
 
 

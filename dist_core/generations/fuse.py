@@ -115,7 +115,10 @@ class Fuse:
             self._waiting.pop(key, None)
 
     def _given_up(self) -> RuntimeError:
-        """The groups must outlive this process: letting go of one waits for its operations to end."""
+        """Return the error of a group that was given up.
+
+        The group itself is kept: letting go of it waits for its operations.
+        """
         with self._lock:
             groups, self._groups = self._groups, ()
         for group in groups:

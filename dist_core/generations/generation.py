@@ -112,7 +112,7 @@ class Generation:
             self.broken = reason
 
     def succeeded_everywhere(self, succeeded: bool) -> bool:
-        """Collective: whether something succeeded on every replica."""
+        """Tell whether something succeeded on every replica; collective."""
         try:
             [votes] = self.group.sum_of(float(succeeded), what="votes")
         except PeerLost as error:

@@ -117,7 +117,7 @@ class Heal:
     def meet_if_awaited(
         self, prepared: Prepared, survivor: Survivor, *, enter: Callable[[Healed], None]
     ) -> Healed | None:
-        """Collective, for a replica that is about to enter a generation without joiners: None if nobody heals in it.
+        """Meet if a replica of the generation to enter heals, which has no joiners; None if none does. Collective.
 
         Otherwise this one has entered with those that do. Raises PeerLost when one of its members is gone.
         """
@@ -164,5 +164,5 @@ class Heal:
 
 
 def _say_who_heals(group: ReplicaGroup, *, heals: bool) -> bool:
-    """Collective, the first one of a generation without joiners: whether any of its replicas heals."""
+    """Tell whether any replica of a generation without joiners heals; its first collective."""
     return any(group.sum_of(float(heals), what="votes"))

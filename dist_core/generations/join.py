@@ -43,7 +43,7 @@ class Join:
         return None if epoch is None else int(epoch)
 
     def meet(self) -> Prepared:
-        """The generation to enter, with equal state on all its replicas. Raises JoinAgain, ReplicaExit."""
+        """Return the generation to enter, with equal state on all its replicas. Raises JoinAgain, ReplicaExit."""
         joining = self._generation.joining
         came_in = time.monotonic() - self._asked_at if joining else None
         first_step_begins()

@@ -59,7 +59,7 @@ class ModelParallelGroup:
         return self._group is not None and self.members > 1
 
     def sum(self, numbers: Sequence[float], mark_broken: Callable[[str], None]) -> list[float]:
-        """Collective: over its processes. Raises PeerLost when one of them is lost."""
+        """Sum over the replica's processes, collectively. Raises PeerLost when one of them is lost."""
         assert self._group is not None
         vector = torch.tensor(numbers, dtype=torch.float64)
         work = self._group.sum_later(vector)
@@ -72,7 +72,7 @@ class ModelParallelGroup:
         return found
 
     def agreed(self, number: int) -> int:
-        """Collective, when it is first asked: a number below 2^52 that follows from the first process's."""
+        """Return a number below 2^52 that follows from the first process's; collective when it is first asked."""
         if self._agreed is None:
             mine = derived_seed(number) % 2**52 if self.member == 0 else 0
             [found] = self.sum([float(mine)], lambda reason: None)
@@ -144,7 +144,7 @@ def is_of_a_connection(error: RuntimeError) -> bool:
 
 
 def losing_the_replica(mark_broken: Callable[[str], None], error: RuntimeError) -> PeerLost:
-    """A collective between a replica's processes failed: it is a replica no more."""
+    """Return the error for a failed collective between a replica's processes: it is a replica no more."""
     words = f"another process of this replica vanished: {error}"
     mark_broken(words)
     return PeerLost(words)

@@ -143,7 +143,7 @@ class ReplicaGroup:
         let_go(groups)
 
     def connect(self) -> None:
-        """Collective, between two steps: make NCCL's connections now, and not within the first backward pass.
+        """Make NCCL's connections now, and not within the first backward pass; collective, between two steps.
 
         Raises PeerLost. Gloo has made its own when the group was built.
         """
@@ -152,7 +152,7 @@ class ReplicaGroup:
                 connect_nccl_group(group)
 
     def leave(self) -> None:
-        """Collective, between two steps: nobody uses this group any more.
+        """Leave a group that nobody uses any more; collective, between two steps.
 
         NCCL's connections end here, in the same order on all replicas: ending some while others are made may hang.
         Gloo's end later, on a thread that is none of theirs.
@@ -244,7 +244,7 @@ class ReplicaGroup:
             work.wait()
 
     def carrying(self, tensors: Sequence[torch.Tensor]) -> dist.ProcessGroup:
-        """The one over which the thread that trains sends these; buckets of a shared GPU leave from another thread."""
+        """Return the group over which the thread that trains sends these."""
         on_gpus = self.has_nccl and not any(device_of(tensor).is_host for tensor in tensors)
         return self.data if on_gpus else self.control
 
@@ -406,11 +406,11 @@ def build_group(
 
 
 def consisting_of(whole: ReplicaGroup, data_parallel: ReplicaGroup, needs: GroupNeeds) -> ReplicaGroup:
-    """The group of replicas of several processes; what breaks one of the two off breaks both."""
+    """Return the group of replicas of several processes; what breaks one of the two off breaks both."""
     data_parallel = replace(data_parallel, fuse=whole.fuse, aborted=whole.aborted)
     return replace(whole, members=needs.members, slots_per_share=needs.slots_per_share, of_part=data_parallel)
 
 
 def lone_group(needs: GroupNeeds | None = None) -> ReplicaGroup:
-    """A group of one: a standalone process, or a joiner that has not joined yet."""
+    """Return a group of one: a standalone process, or a joiner that has not joined yet."""
     return build_group(HashStore(), name="lone", rank=0, nodes=("here",), timeout=timedelta(seconds=30), needs=needs)

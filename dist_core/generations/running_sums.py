@@ -44,7 +44,7 @@ class Summed(Stateful, Protocol):
     def receive(self, key: str, total: float | None) -> None: ...
 
     def settle(self) -> bool:
-        """Collective: sum what every replica has added; False if one was lost meanwhile."""
+        """Sum what every replica has added, collectively; end, or return False, if one is lost."""
         ...
 
     def begin_epoch(self) -> None: ...
@@ -92,7 +92,7 @@ class RunningSums(Voter, Listener):
         self._sent = []
 
     def end_epoch(self) -> None:
-        """Collective: sum what was added in this epoch, which cannot be added again in the next one."""
+        """Sum what was added in this epoch, collectively; it cannot be added again in the next one."""
         if self._accumulators and self._generation.joined:
             self.settle()
         prefix = f"{ACCUMULATOR_PREFIX}{self._position.epoch}-"
@@ -103,7 +103,7 @@ class RunningSums(Voter, Listener):
             accumulator.begin_epoch()
 
     def own(self, states: dict[str, Any]) -> dict[str, Any]:
-        """The trial's states for the very replica that they are of: what it has not summed it still has to."""
+        """Return the trial's states for the very replica that they are of: what it has not summed it still has to."""
         mine = {name: states[name] for name in self._accumulators if name in states}
         return states | {name: {**state, "pending": {}, "own": state["pending"]} for name, state in mine.items()}
 
@@ -158,7 +158,7 @@ class RunningSums(Voter, Listener):
             self.settle()
 
     def _receive(self, slots: Sequence[float], world_size: int) -> bool:
-        """These are the sums over all replicas; tell whether some keys were not among them."""
+        """Receive the sums over all replicas; tell whether some keys were not among them."""
         sent, self._sent = self._sent, []
         agreed = all_equal(slots[_KEYS_SUM], slots[_KEYS_SQUARES], world_size)
         for slot, (accumulator, key) in enumerate(sent, _FIRST):
@@ -166,9 +166,10 @@ class RunningSums(Voter, Listener):
         return slots[_LEFT_OUT] > 0 or not agreed
 
     def settle(self) -> None:
-        """Collective: all that was added is summed. Ends if a replica is lost.
+        """Sum what every replica has added, collectively; end, or return False, if one is lost.
 
-        Survivors of which some have a sum and others do not have met in different numbers, and cannot go on together.
+        Ends if a replica is lost. Survivors of which some have a sum and others do not have met in different numbers,
+        and cannot go on together.
         """
         for accumulator in self:
             if not accumulator.settle():

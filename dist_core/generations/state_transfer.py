@@ -42,9 +42,10 @@ def _memory_for(shape: list[int], dtype: str) -> torch.Tensor:
 
 
 def hand_over(group: ReplicaGroup, state: dict[str, Any] | None, *, source: int = 0) -> dict[str, Any]:
-    """Collective: rank ``source`` gives its ``state``, everybody returns an equal one. Raises PeerLost.
+    """Give rank ``source``'s ``state`` to everybody; all return an equal one. Collective.
 
-    Returned tensors are on the CPU and belong to the caller, except on ``source``, which gets its own back.
+    Raises PeerLost. Returned tensors are on the CPU and belong to the caller, except on ``source``, which gets its own
+    back.
     """
     if group.world_size == 1:
         assert state is not None
@@ -69,7 +70,7 @@ def hand_over(group: ReplicaGroup, state: dict[str, Any] | None, *, source: int 
 
 
 def broadcast_in_place(group: ReplicaGroup, tensors: Sequence[torch.Tensor]) -> None:
-    """Collective: everybody's tensors become rank 0's, on whatever device they lie. Raises PeerLost."""
+    """Make everybody's tensors rank 0's, on whatever device they lie; collective. Raises PeerLost."""
     in_host = in_host_memory(tensors)
     group.broadcast_tensors(in_host)
     if group.rank != 0:
@@ -85,10 +86,11 @@ def share_state(
     joiners: Sequence[int] = (),
     is_replicated: Callable[[torch.Tensor], bool],
 ) -> dict[str, Any]:
-    """Collective: everybody returns rank 0's state. ``own`` is what this replica has; a joiner's is received into.
+    """Return rank 0's state on all replicas; collective.
 
-    Rank 0 says who the ``joiners`` are; others need not know. Tensors that ``is_replicated`` names are the same on all
-    survivors: they are sent to joiners only, each by another survivor, and stay as they are elsewhere. Raises PeerLost.
+    ``own`` is what this replica has; a joiner's is received into. Rank 0 says who the ``joiners`` are; others need not
+    know. Tensors that ``is_replicated`` names are the same on all survivors: they are sent to joiners only, each by
+    another survivor, and stay as they are elsewhere. Raises PeerLost.
     """
     tensors: list[torch.Tensor] = []
     skeleton = pack(own, tensors)
@@ -123,7 +125,7 @@ def share_state(
 
 
 def _usable(tensor: torch.Tensor | None, shape: list[int], dtype: str, *, keep: bool) -> torch.Tensor:
-    """The replica's own tensor if it can be kept or received into, else memory for one."""
+    """Return the replica's own tensor if it can be kept or received into, else memory for one."""
     fits = tensor is not None and list(tensor.shape) == shape and str(tensor.dtype) == f"torch.{dtype}"
     if tensor is not None and fits and (keep or (tensor.device.type == "cpu" and tensor.is_contiguous())):
         return tensor

@@ -31,7 +31,7 @@ class Voter:
     name: str
 
     def put(self) -> Sequence[float]:
-        """Called while a step's gradients are reduced, before its update; as many numbers on all replicas."""
+        """Return numbers, as many on all replicas, while a step's gradients are reduced and before its update."""
         return ()
 
     def take(self, agreed: Sequence[float], world_size: int) -> None:
@@ -51,7 +51,7 @@ class Round:
     _wait_for: Callable[[dist.Work], None]
 
     def __getitem__(self, name: str) -> list[float]:
-        """The sums over all replicas of what they put in under this name."""
+        """Return the sums over all replicas of what they put in under this name."""
         sums: list[float] = self._vector[self._places[name]].tolist()
         return sums
 

@@ -44,7 +44,7 @@ class Switch:
         return vote_for(prepared.generation.number)
 
     def _may_be_entered(self, prepared: Prepared) -> bool:
-        """A joiner's gradient buckets are as after two passes; ours must be too before it is let in."""
+        """Tell whether our gradient buckets are as after two passes, as a joiner's are, so that it may be let in."""
         # A joiner stands in its epoch's first loop.
         settled = self._position.steps_with_gradients >= DRY_STEPS and self._position.is_first_loop
         return settled or not self.has_joiners(prepared)

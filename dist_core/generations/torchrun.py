@@ -88,7 +88,10 @@ def _host_backend() -> str:
 
 
 def torchrun_group(rank: int, world_size: int, needs: GroupNeeds) -> ReplicaGroup:
-    """The processes that torchrun started, which stay the same to the end. Raises InvalidTraining when none answers."""
+    """Return the processes that torchrun started, which stay the same to the end.
+
+    Raises InvalidTraining when none answers.
+    """
     join_torchrun(rank, world_size)
     world = dist.group.WORLD
     assert world is not None

@@ -113,7 +113,7 @@ def choose_batches(
     num_nodes: ArrayLike,
     num_replicas: ArrayLike,
 ) -> BatchChoices:
-    """The best batch for each allocation; ``num_nodes`` and ``num_replicas`` are arrays of shape (A,).
+    """Return the best batch for each allocation; ``num_nodes`` and ``num_replicas`` are arrays of shape (A,).
 
     An allocation that cannot be given a batch within the bounds (more replicas than examples) gets the one closest to
     them, with the goodput that follows from it.
@@ -139,7 +139,7 @@ def choose_batch(
     num_nodes: int,
     num_replicas: int,
 ) -> BatchChoice:
-    """The best batch for one allocation; see choose_batches."""
+    """Return the best batch for one allocation; see choose_batches."""
     choice = choose_batches(params, statistics, bounds, num_nodes, num_replicas)
     return BatchChoice(
         atomic_batch=int(choice.atomic_batch[0]),
@@ -208,7 +208,7 @@ class _Lattice:
         return self._in_passes(best, low, high)
 
     def _in_passes(self, local: Integers, low: Integers, high: Integers) -> tuple[Integers, Integers, Floats]:
-        """The best division of this local batch or of one next to it: few numbers divide evenly."""
+        """Return the best division of this local batch or of one next to it: few numbers divide evenly."""
         rows = np.arange(len(local))
         # Where atomic batches are small, any count of passes may be the one that divides; else rounding is below 0.4%.
         further = MORE_PASSES if self.largest >= SMALL_ATOMIC else self.passes
@@ -238,7 +238,7 @@ class _Lattice:
         return best[0], best[1], np.abs(best[2])
 
     def _closest(self) -> Integers:
-        """The local batch whose total comes closest to the permitted ones, where none is permitted."""
+        """Return the local batch whose total comes closest to the permitted ones, where none is permitted."""
         under = np.clip(self.bounds.max_batch // self.replicas, self.smallest, self.largest * self.passes)
         over = np.clip(-(-self.bounds.init_batch // self.replicas), self.smallest, self.largest * self.passes)
         return np.where(self._distance(under) <= self._distance(over), under, over)

@@ -32,7 +32,7 @@ class GradientStatistics:
 
 
 def gain(statistics: GradientStatistics, scale: ArrayLike) -> NDArray[np.float64]:
-    """Steps at the initial batch size that one step at ``scale`` times that size is worth."""
+    """Return steps at the initial batch size that one step at ``scale`` times that size is worth."""
     scale = np.asarray(scale, dtype=float)
     total = statistics.var + statistics.sqr
     if total == 0.0:

@@ -74,7 +74,7 @@ class _Problem:
         return cls(beyond, atomic, across, within, np.log(gradient), np.log(optim), weight, free)
 
     def start(self) -> Floats:
-        """A point near the data: a relative-error line through the gradient times, medians for the reductions."""
+        """Return a point near the data: a relative-error line through the gradient times, medians for reductions."""
         gradient = np.exp(self.log_gradient)
         if self.free[0]:
             design = np.stack([1.0 / gradient, self.atomic / gradient], axis=1) * self.weight[:, None]

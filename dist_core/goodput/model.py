@@ -53,7 +53,7 @@ def _check_number(name: str, value: Any) -> None:
 
 
 def _statistics(sqr: float, var: float) -> GradientStatistics:
-    """A gradient that all but vanished has no noise scale that could be reckoned with: bounded, not refused."""
+    """Return the gradient's statistics; one that all but vanished has no noise scale, and is bounded, not refused."""
     _check_number("sqr", sqr)
     _check_number("var", var)
     return GradientStatistics(sqr=max(sqr, var / LARGEST_NOISE_SCALE), var=var)
@@ -120,7 +120,10 @@ class Hints:
     def fit(
         self, *, extra_observations: Sequence[Observation] = (), statistics: GradientStatistics | None = None
     ) -> GoodputModel | None:
-        """The trial's model; ``extra_observations`` and ``statistics`` stand in for what it has not measured itself."""
+        """Return the trial's model.
+
+        ``extra_observations`` and ``statistics`` stand in for what it has not measured itself.
+        """
         own = {row.configuration for row in self.observations}
         rows = [*self.observations, *(row for row in extra_observations if row.configuration not in own)]
         params = fit_throughput(rows)

@@ -40,7 +40,7 @@ class SpeedProfile:
 
 
 def speed_profile(text: str) -> SpeedProfile:
-    """A published profile by name or one in a JSON file, at another speed where the text ends in ``@FACTOR``.
+    """Return a published profile by name or one in a JSON file, at another speed where the text ends in ``@FACTOR``.
 
     Raises ValueError with what there is to choose from, or what is wrong in the file.
     """

@@ -223,7 +223,7 @@ class Staging:
         self._line = JobLine("staging")
 
     def reduce(self, strategy: ReductionStrategy, bucket: Bucket) -> ReducedBucket:
-        """The sum over the replicas, in the bucket's own memory."""
+        """Return the sum over the replicas, in the bucket's own memory."""
         device, buffer = self._device, bucket.buffer
         key = buffer.data_ptr(), buffer.numel()
         host = self._host.get(key)

@@ -114,7 +114,7 @@ def _normalises(name: str) -> bool:
 
 
 def scaling_rule(rule: str | ScalingRule | None, *, optimizer: type) -> ScalingRule:
-    """A rule by name, by value, or (None) the one that fits the class of the optimizer.
+    """Return a rule by name, by value, or (None) the one that fits the class of the optimizer.
 
     AdaScale where steps are proportional to the gradient. Where they are normalised, and where nobody knows, AdamScale,
     which is the more cautious of the two.

@@ -113,7 +113,7 @@ def intercept_scheduler(scheduler: Any, model: Wrapper) -> None:
         return model.scheduler_step(self, types.MethodType(before.step, self), *args, **kwargs)
 
     def as_before(self: Any, protocol: Any) -> Any:
-        """A copy, or what was saved, is of the class that the script knows, and takes no part in the training."""
+        """Reduce to the class that the script knows: a copy takes no part in the training."""
         state = self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__
         return copyreg._reconstructor, (before, object, None), state  # type: ignore[attr-defined]  # not in the stubs
 

@@ -187,7 +187,7 @@ def _whole(mine: NDArray[Any], shapes: list[list[int]], group: ReplicaGroup) -> 
 
 
 def _taken_apart(tree: Any, leaves: list[NDArray[Any]]) -> Any:
-    """The tree with numbers in place of its arrays, which go to ``leaves``."""
+    """Return the tree with numbers in place of its arrays, which go to ``leaves``."""
     if isinstance(tree, (tuple, list)):
         return type(tree)(_taken_apart(each, leaves) for each in tree)
     if isinstance(tree, dict):

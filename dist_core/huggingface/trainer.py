@@ -460,7 +460,7 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
 
 @cache
 def elastic(trainer: type) -> Any:
-    """The elastic one of a trainer class: ``elastic(SFTTrainer)(model=..., args=..., train_dataset=...)``.
+    """Make a trainer class elastic: ``elastic(SFTTrainer)(model=..., args=..., train_dataset=...)``.
 
     Raises InvalidTraining for what is no trainer of Hugging Face's, and for a version that is too old.
     """

@@ -204,7 +204,7 @@ def names_of_shared(model: nn.Module) -> dict[str, str]:
 
 
 def gathered(held: Mapping[str, Held], shared: Mapping[str, str], group: ReplicaGroup) -> dict[str, torch.Tensor]:
-    """Collective: all of a model's weights on the CPU, for its first process; nothing for the others.
+    """Gather all of a model's weights on the CPU, for its first process; nothing for the others. Collective.
 
     ``held``: what this process has of them; ``shared``: by ``names_of_shared``. Raises PeerLost.
     """

@@ -116,7 +116,7 @@ class ElasticModel(MeasuredModel, nn.Module):
         return self.inner.part
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """The whole model's weights and buffers, on the CPU; on other processes than a replica's first nothing.
+        """Return the whole model's weights and buffers on the CPU; nothing on processes but a replica's first.
 
         However it is held. All processes of a replica have to call it. Raises PeerLost.
         """
@@ -129,7 +129,7 @@ class ElasticModel(MeasuredModel, nn.Module):
         return self.layout.words
 
     def step(self, inputs: Any, targets: Any) -> torch.Tensor:
-        """Forwards and backwards; the mean loss of these examples.
+        """Run forward and backward; return the mean loss of these examples.
 
         ``inputs``: a tensor, or a tuple of the model's arguments, whose first dimension counts examples.
         """
@@ -148,5 +148,5 @@ class ElasticModel(MeasuredModel, nn.Module):
         return whole
 
     def forward(self, *inputs: Any) -> Any:
-        """The whole model's output, on every process of the replica; for evaluations."""
+        """Return the whole model's output, on every process of the replica; for evaluations."""
         return self.inner(*inputs)

@@ -78,7 +78,7 @@ class PartSums:
         self.passive = group.world_size == 1
 
     def whole_replica_agrees(self, succeeded: bool) -> bool:
-        """Collective over a replica's processes: an update is made by all of them, or by none."""
+        """Tell whether all of a replica's processes make an update: all of them do, or none. Collective."""
         if self._model_group.world_size == 1:
             return succeeded
         try:

@@ -193,7 +193,7 @@ class ElasticPipeline(MeasuredModel, nn.Module):
                     yield name, held_whole(each)
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """The whole model's weights and buffers, on the CPU; on other processes than a replica's first nothing.
+        """Return the whole model's weights and buffers on the CPU; nothing on processes but a replica's first.
 
         All processes of a replica have to call it. Raises PeerLost.
         """
@@ -205,7 +205,7 @@ class ElasticPipeline(MeasuredModel, nn.Module):
     # ------------------------------------------------------------------ training
 
     def step(self, inputs: Any, targets: Any) -> torch.Tensor:
-        """Forwards and backwards through all stages; the mean loss of these examples, on each of a replica's processes.
+        """Run forward and backward through all stages; return the mean loss on each of a replica's processes.
 
         ``inputs``: a tensor, or a tuple of the model's arguments, whose first dimension counts examples.
         """
@@ -295,7 +295,7 @@ class ElasticPipeline(MeasuredModel, nn.Module):
     # ------------------------------------------------------------------ evaluation
 
     def forward(self, *inputs: Any) -> Any:
-        """The whole model's output, on every process of the replica; for evaluations."""
+        """Return the whole model's output, on every process of the replica; for evaluations."""
         if torch.is_grad_enabled() and self.training and not self.part.evaluates:
             raise InvalidTraining(
                 "a pipeline was called like a model in training mode, but its stages alternate forward and backward "

@@ -87,7 +87,7 @@ def _parameter_bytes(module: nn.Module, optimizers: Sequence[torch.optim.Optimiz
 
 
 def in_memory(costs: ModelCosts, *, recomputes: bool) -> list[BlockCosts]:
-    """The blocks with what they keep of a microbatch of one example, the least that there is."""
+    """Return the blocks with what they keep of a microbatch of one example, the least that there is."""
     return [
         replace(
             each, activation_bytes=-(-(each.output_bytes if recomputes else each.activation_bytes) // costs.examples)

@@ -32,7 +32,7 @@ class ScheduleKind:
         return stage % processes
 
     def multiple_of(self, processes: int) -> int:
-        """Number that the count of microbatches has to be divisible by."""
+        """Return the number that the count of microbatches has to be divisible by."""
         return processes if self.terms == "interleaved" else 1
 
     def stages(

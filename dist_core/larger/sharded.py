@@ -147,7 +147,7 @@ class ElasticFullyShard(MeasuredModel, nn.Module):
         return output
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """The whole model's weights and buffers, on the CPU; on other processes than a replica's first nothing.
+        """Return the whole model's weights and buffers on the CPU; nothing on processes but a replica's first.
 
         All processes of a replica have to call it. Raises PeerLost.
         """

@@ -44,10 +44,10 @@ def cut(
     cuts: Sequence[str] | None,
     memory_bytes: float,
 ) -> Partition:
-    """The model's stages, the same on every process that asks. Raises InvalidTraining for what cannot be cut.
+    """Return the model's stages, the same on every process that asks.
 
-    ``costs``: of the blocks, where they are known; ``cuts``: names of blocks that stages begin with, where these are.
-    ``memory_bytes``: of the device of each stage.
+    Raises InvalidTraining for what cannot be cut. ``costs``: of the blocks, where they are known; ``cuts``: names of
+    blocks that stages begin with, where these are. ``memory_bytes``: of the device of each stage.
     """
     _refuse_what_lies_between(model, names)
     devices = [StageDevice(name=f"stage {index}", memory_bytes=memory_bytes) for index in range(num_stages)]
@@ -65,7 +65,7 @@ def cut(
 
 
 def stage_modules(model: nn.Module, names: Sequence[str], found: Partition, indices: Sequence[int]) -> list[nn.Module]:
-    """The stages of those numbers, with the model's own parameters: what optimizers know of them stays true."""
+    """Return the stages of those numbers, with the model's own parameters: what optimizers know of them stays true."""
     own = {id(each): each for each in [*model.parameters(), *model.buffers()]}
     stages = []
     for index in indices:

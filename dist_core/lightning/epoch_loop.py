@@ -54,7 +54,7 @@ class SummedResults(_ResultCollection):
         sums[f"{key} weight"] += weight
 
     def share_step(self) -> None:
-        """Collective: the values that this step logs become those of all replicas."""
+        """Make the values that this step logs those of all replicas; collective."""
         for key, value, weight in self._taken(self._of_step):
             metric = self[key]
             mean = value / weight if metric.meta.is_mean_reduction else value
@@ -63,7 +63,7 @@ class SummedResults(_ResultCollection):
                 metric.value = metric._forward_cache
 
     def share_epoch(self) -> None:
-        """Collective: the sums over the epoch become those of all replicas, of those that have left as well."""
+        """Make the sums over the epoch those of all replicas, of those that have left as well; collective."""
         for key, value, weight in self._taken(self._of_epoch):
             metric = self[key]
             metric.value = torch.as_tensor(value, dtype=metric.value.dtype, device=metric.value.device)

@@ -296,7 +296,7 @@ class Reporting(Callback):
 
 
 def _monitored(trainer: Any, names: set[str]) -> str | None:
-    """The one metric that the user's callbacks look at."""
+    """Return the one metric that the user's callbacks look at."""
     looked_at = {getattr(each, "monitor", None) for each in trainer.callbacks} & names
     return looked_at.pop() if len(looked_at) == 1 else None
 

@@ -82,7 +82,7 @@ class ReplicaEnvironment:
     """Times that its command came too late to join; None where the suite itself runs the training."""
 
     def to_environ(self) -> dict[str, str]:
-        """The variables a launcher sets for this replica."""
+        """Return the variables a launcher sets for this replica."""
         environ = {}
         for each in fields(self):
             value = getattr(self, each.name)
@@ -185,7 +185,7 @@ def standalone_checkpoint_dir(environ: Mapping[str, str] | None = None) -> Path 
 
 
 def standalone_members(environ: Mapping[str, str] | None = None) -> int:
-    """Processes that a replica consists of where no scheduler says so: ``ELASTUNE_MEMBERS``, or 1."""
+    """Return processes that a replica consists of where no scheduler says so: ``ELASTUNE_MEMBERS``, or 1."""
     environ = os.environ if environ is None else environ
     text = environ.get("ELASTUNE_MEMBERS", "1")
     if not text.isdigit() or int(text) < 1:

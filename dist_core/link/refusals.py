@@ -7,7 +7,7 @@ from typing import Any
 
 
 def refusal(content: bytes) -> str | None:
-    """The scheduler's reason, out of an answer of status 4xx; None: this answer is not the scheduler's.
+    """Return the scheduler's reason, out of an answer of status 4xx; None for others' answers.
 
     The scheduler gives a ``detail`` with each refusal. Proxies, ingresses and gateways in front of it, and routers
     while a Service of Kubernetes changes its target, answer 404 or 403 in words of their own: then it is away, and the

@@ -104,7 +104,7 @@ def partition(
     *,
     ties: Sequence[Sequence[str]] = (),
 ) -> Partition:
-    """The best one with a stage for each device; ``devices`` may be used in any order.
+    """Return the best partition with a stage for each device; ``devices`` may be used in any order.
 
     ``ties``: names of blocks that share a parameter, which have to lie on one device. Raises InvalidTraining where
     there are fewer blocks, or microbatches, than stages, or where no partition fits into the devices' memory.
@@ -126,7 +126,7 @@ def partition(
 def partition_at(
     blocks: Sequence[BlockCosts], cuts: Sequence[str], devices: Sequence[StageDevice], terms: PipelineTerms
 ) -> Partition:
-    """The one whose stages begin at these blocks, in the order of the devices. Raises InvalidTraining."""
+    """Return the partition whose stages begin at these blocks, in the order of the devices. Raises InvalidTraining."""
     names = [block.name for block in blocks]
     unknown = [cut for cut in cuts if cut not in names[1:]]
     if unknown:
@@ -210,7 +210,7 @@ class _Costs:
 
 
 def _ranges(values: Sequence[float]) -> Floats:
-    """Sums of all contiguous ranges."""
+    """Return sums of all contiguous ranges."""
     sums = np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=np.float64))])
     found: Floats = sums[None, :] - sums[:, None]
     return found
@@ -226,7 +226,10 @@ class _Found:
 
 
 def _least(costs: _Costs, kinds: Sequence[StageDevice], counts: tuple[int, ...], *, worst: float) -> _Found:
-    """The least maximum over all partitions; with a finite ``worst``, the least sum of squares of those within it."""
+    """Return the least maximum over all partitions.
+
+    With a finite ``worst``, the least sum of squares of those within it.
+    """
     start = (0,) * len(kinds)
     nothing = np.full(costs.size + 1, np.inf)
     nothing[0] = 0.0

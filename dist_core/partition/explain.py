@@ -10,7 +10,7 @@ _WIDE = 32
 
 
 def explain(found: Partition, terms: PipelineTerms) -> str:
-    """A table with a line for each stage, and below it what the whole comes to."""
+    """Return a table with a line for each stage, and below it what the whole comes to."""
     rows = [("stage", "device", "blocks", "ms", "", "memory", "of")]
     for index, stage in enumerate(found.stages):
         room = stage.device.memory_bytes

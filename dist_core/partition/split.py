@@ -27,7 +27,7 @@ class HandsOn(nn.Module):
 def without_other_blocks(
     model: nn.Module, names: Sequence[str], kept: Collection[str], *, memo: dict[int, Any] | None = None
 ) -> nn.Module:
-    """A copy of the model with ``kept`` of the blocks ``names``; what is no block is in every stage.
+    """Return a copy of the model with ``kept`` of the blocks ``names``; what is no block is in every stage.
 
     ``memo``: what is not to be copied but to be the same here and there, by its identity, as for ``copy.deepcopy``.
     """
@@ -48,5 +48,5 @@ def without_other_blocks(
 
 
 def stages_of(model: nn.Module, names: Sequence[str], found: Partition) -> list[nn.Module]:
-    """A model for each stage; the output of one is the input of the next."""
+    """Return a model for each stage; the output of one is the input of the next."""
     return [without_other_blocks(model, names, {block.name for block in stage.blocks}) for stage in found.stages]

@@ -63,13 +63,13 @@ def prepared(
     folder: str | os.PathLike[str] | None = None,
     most_bytes: int | None = None,
 ) -> PreparedData:
-    """The rows that ``make(part, **arguments)`` gives for each part, made once for all trials of the study.
+    """Return the rows that ``make(part, **arguments)`` gives for each part, made once for all trials of the study.
 
-    ``make`` gives dictionaries of numbers, texts and arrays, the same each time that it is called with a part:
-    ``for path in part.of(paths): yield {"image": ..., "label": ...}``. Replicas that come here share the parts; one
-    that ends leaves its part to the others, and a study that goes on has those that were made. Other code, arguments
-    or number of parts make other data. It lies with the study, and goes with it; in ``folder``, for whoever uses that,
-    until somebody removes it. ``most_bytes``: of disk that it may take.
+    ``make`` gives dictionaries of numbers, texts and arrays, the same each time that it is called with a part: ``for
+    path in part.of(paths): yield {"image": ..., "label": ...}``. Replicas that come here share the parts; one that ends
+    leaves its part to the others, and a study that goes on has those that were made. Other code, arguments or number of
+    parts make other data. It lies with the study, and goes with it; in ``folder``, for whoever uses that, until
+    somebody removes it. ``most_bytes``: of disk that it may take.
 
     Raises InvalidTraining where a row fits no table, the limit is passed or the disk is full.
     """
@@ -164,7 +164,7 @@ _PLAIN = (type(None), bool, int, float, str, bytes)
 
 
 def address_of(name: str, make: Callable[..., Any], arguments: Mapping[str, Any], parts: int) -> str:
-    """A folder's name: another one for other code, other arguments, another number of parts.
+    """Return a folder's name: another one for other code, other arguments, another number of parts.
 
     Of the code it is the source of ``make`` and of the functions, classes and plain values of its own module that it
     uses, and of those that they use. Raises InvalidTraining for a name that is no folder's, and for arguments that are

@@ -49,7 +49,7 @@ def write_shard(path: Path, rows: Iterable[Row], *, what: str) -> int:
 
 
 def _several_at_once(rows: Iterable[Row], what: str) -> Iterator[dict[str, list[Any]]]:
-    """The values of a number of rows, by their names."""
+    """Yield the values of a number of rows, by their names."""
     columns: dict[str, list[Any]] = {}
     size = 0
     for row in rows:

@@ -76,7 +76,7 @@ class Copies:
         """Streams by device."""
 
     def begin(self, now: Iterable[Pair], later: Iterable[Pair]) -> Copying:
-        """Sources in ``now`` may change from here on, those in ``later`` after ``settle``."""
+        """Begin to copy: sources in ``now`` may change from here on, those in ``later`` after ``settle``."""
         of_host, made = [], []
         for target, source in now:
             device = device_of(source)

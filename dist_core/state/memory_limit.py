@@ -38,7 +38,10 @@ class MemoryLimit:
         return frozenset(name for name, most in (_read(self._folder) or self._known).items() if most == 0)
 
     def lower(self, atomic_batch: int, smallest: int) -> int | None:
-        """The bound after ``atomic_batch`` examples did not fit; None when there is nothing left to give up."""
+        """Return the bound after ``atomic_batch`` examples did not fit.
+
+        None when there is nothing left to give up.
+        """
         if atomic_batch <= smallest:
             return None
         return self._note(max(smallest, min(atomic_batch - 1, int(atomic_batch * SHRINK))))
@@ -60,7 +63,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _read(folder: Path | None) -> dict[str, int]:
-    """The bounds as this trial knows them, by layout; none when it never ran out, or the note cannot be read."""
+    """Return the bounds as this trial knows them, by layout; none when it never ran out, or the note cannot be read."""
     if folder is None:
         return {}
     try:

@@ -16,7 +16,7 @@ _SLOT = "__tensor__"
 
 
 def pack(value: Any, tensors: list[torch.Tensor], path: tuple[object, ...] = ()) -> Any:
-    """A copy of the value with each tensor replaced by a numbered slot; the tensors are appended in order.
+    """Return a copy of the value with each tensor replaced by a numbered slot; the tensors are appended in order.
 
     NumPy arrays become tensors and NumPy scalars Python numbers: a reader with ``weights_only`` takes nothing else.
     Raises InvalidTraining, with the ``path`` to it, for a value that such a reader would refuse.
@@ -45,7 +45,7 @@ _PLAIN = (type(None), bool, int, float, str)
 
 
 def _restorable(value: Any, path: tuple[object, ...]) -> Any:
-    """The value, if what is written of it can be read with ``weights_only``."""
+    """Return the value, if what is written of it can be read with ``weights_only``."""
     if type(value) in _PLAIN:
         return value
     buffer = io.BytesIO()

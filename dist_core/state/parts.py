@@ -68,7 +68,7 @@ def _verified(path: Path, readers: Readers) -> list[Part]:
 
 
 def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The states of all processes as one: of states that are divided all parts, of others the first one's."""
+    """Return the states of all processes as one: of states that are divided all parts, of others the first one's."""
     first = parts[0]
     return {
         name: {PARTS: [part[name] for part in parts]} if isinstance(state, dict) and state.get(DIVIDED) else state

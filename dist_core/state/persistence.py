@@ -66,7 +66,7 @@ class Persistence:
         self.registry.restore(states)
 
     def undo_to(self, states: dict[str, Any]) -> Callable[[], None]:
-        """Copies these states, and returns what goes back to them after optimizers have made no step."""
+        """Copy these states; return what goes back to them after optimizers have made no step."""
         skeleton, kept = pack_copy(states, self.is_replicated())
         return lambda: self.restore(unpack(skeleton, kept))
 

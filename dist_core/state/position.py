@@ -118,7 +118,10 @@ class Position:
     # ------------------------------------------------------------------ its loops
 
     def begin_loop(self) -> bool:
-        """A training loop starts; False for one that the trial has completed in this epoch before it was resumed."""
+        """Begin a training loop.
+
+        Return False for one that the trial has completed in this epoch before it was resumed.
+        """
         self.loops_begun += 1
         self.done_before_leaving = None
         self.in_training_loop = self.loops_begun > self.loops_done

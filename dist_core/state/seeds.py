@@ -10,7 +10,7 @@ import numpy as np
 
 
 def derived_seed(*parts: object) -> int:
-    """A seed below 2^63 that follows from the parts and is unlike that of any others."""
+    """Return a seed below 2^63 that follows from the parts and is unlike that of any others."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 

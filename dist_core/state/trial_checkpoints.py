@@ -72,7 +72,7 @@ class TrialCheckpoints(Listener):
         return self.folder is None or bool(checkpoints_of(self.folder))
 
     def load_newest(self, readers: Readers = ALONE) -> dict[str, Any] | None:
-        """The state of the newest one that verifies; coming from one that was not its run's last is a failure.
+        """Return the state of the newest checkpoint that verifies; one that was not its run's last is a failure.
 
         Of one that several processes have written: theirs together (``parts``).
         """

@@ -123,7 +123,7 @@ class Accumulator(MutableMapping[str, Any]):
 
     @contextmanager
     def synchronized(self) -> Iterator[Accumulator]:
-        """Collective: sum over the replicas what was added since the last time; inside, read and write the sums."""
+        """Sum over the replicas what was added since the last time; inside, read and write the sums. Collective."""
         if self._synchronized:
             yield self
             return
@@ -152,7 +152,7 @@ class Accumulator(MutableMapping[str, Any]):
             self._synchronized = False
 
     def _show_again(self, sums: dict[str, Any]) -> Iterator[Accumulator]:
-        """The trial was resumed behind this place: the code here, and what led to it, had its effect then.
+        """Show the sums of a place that the trial was resumed behind: its code had its effect then.
 
         Unless it was resumed within the code here, which has its effect now.
         """
@@ -169,7 +169,7 @@ class Accumulator(MutableMapping[str, Any]):
             self.mark()
 
     def _inside_of_last(self) -> Iterator[Accumulator]:
-        """The code within has its effect now, unless it is undone and runs again."""
+        """Let the code within have its effect now, unless it is undone and runs again."""
         try:
             yield from self._open()
         except RunAgain:
@@ -183,7 +183,7 @@ class Accumulator(MutableMapping[str, Any]):
         self._shown, self._passed, self._inside_last = [], 0, False
 
     def settle(self) -> bool:
-        """Collective: move what every replica has added into the sums.
+        """Move what every replica has added into the sums; collective.
 
         False if a replica was lost within a training loop: its body runs again, until then the sums are as they were.
         """

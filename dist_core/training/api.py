@@ -44,7 +44,7 @@ def remaining_epochs_until(num_epochs: int) -> Iterator[int]:
 
 
 def current_epoch() -> int | None:
-    """The epoch being trained, None outside of ``remaining_epochs_until``."""
+    """Return the epoch being trained, None outside of ``remaining_epochs_until``."""
     core = training_core()
     return core.position.epoch if core.position.in_epoch_loop else None
 

@@ -95,5 +95,5 @@ class BatchScale:
 
 
 def _is_on_a_gpu(rate: Any) -> bool:
-    """Reading it would wait."""
+    """Tell whether a rate lies on a GPU, where reading it would wait."""
     return isinstance(rate, torch.Tensor) and not device_of(rate).is_host

@@ -353,7 +353,7 @@ _UPDATE_BN = inspect.unwrap(torch.optim.swa_utils.update_bn).__code__
 
 
 def current_dataloader() -> AdaptiveDataLoader | None:
-    """The loader that drives training, once one does."""
+    """Return the loader that drives training, once one does."""
     loader = get_core().loader
     assert loader is None or isinstance(loader, AdaptiveDataLoader)
     return loader

@@ -48,7 +48,7 @@ class OptimizerSteps:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Runs in place of its ``step``; ``sharing`` are those of all models that it updates, this one first.
+        """Step in place of the optimizer; ``sharing`` are those of all models that it updates, this one first.
 
         A closure runs in every pass, because its gradients are part of the step; the update waits for all replicas.
         """
@@ -162,7 +162,7 @@ class OptimizerSteps:
 
 
 def _without_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """The closure that ``optimizer.step`` was called with, and its other arguments."""
+    """Return the closure that ``optimizer.step`` was called with, and its other arguments."""
     if args and (args[0] is None or callable(args[0])):
         return args[0], args[1:], kwargs
     return kwargs.get("closure"), args, {name: value for name, value in kwargs.items() if name != "closure"}

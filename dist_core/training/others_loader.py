@@ -88,7 +88,7 @@ def _is_a_shuffle(sampler: Any) -> bool:
 
 
 def _innermost(theirs: Any) -> Any:
-    """The sampler that the user has chosen; libraries put theirs around it."""
+    """Return the sampler that the user has chosen; libraries put theirs around it."""
     sampler = getattr(theirs, "sampler", None)
     batches = getattr(theirs, "batch_sampler", None)
     while batches is not None and not isinstance(getattr(batches, "sampler", None), Sampler):

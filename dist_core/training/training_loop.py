@@ -126,7 +126,7 @@ class TrainingLoop:
             cursor.end_pass()
 
     def _train_steps(self, core: Replica, started_passes: int, steps_before: int) -> Generator[Any, None, bool]:
-        """The loop's steps; False when the epoch ended in its middle, which an iterator that is still held allows."""
+        """Yield the loop's steps; return False if the epoch ended in its middle, as an iterator still held allows."""
         run = core.position.runs
         times = StepTimes(core)
         while not self._is_over(core, started_passes):
@@ -161,7 +161,7 @@ class TrainingLoop:
         return True
 
     def _leave_early(self, core: Replica, step: StepPlan, has_trained: bool) -> None:
-        """The user broke out of the loop: a step that was applied counts, a batch that was only looked at does not.
+        """Leave the loop that the user broke out of: a step that was applied counts.
 
         The next loop begins a new pass, as it does with torch's loader.
         """
@@ -290,7 +290,7 @@ class TrainingLoop:
     # ------------------------------------------------------------------ passes that do not count
 
     def _dry_steps(self, core: Replica) -> Iterator[Any]:
-        """Passes of a joiner that is still alone; what they change is overwritten when it joins."""
+        """Yield passes of a joiner that is still alone; what they change is overwritten when it joins."""
         number, seen = self._dry_samples(core), 0
         for _ in range(MOST_DRY_BATCHES):
             if not core.generation.dry_steps_left:
@@ -311,7 +311,7 @@ class TrainingLoop:
             model.passes.end_dry()
 
     def _once_more(self, core: Replica) -> Iterator[Any]:
-        """The body of a loop that was completed before, for what the code after it needs; it changes nothing."""
+        """Run the body of a completed loop once more, for what the code after it needs; it changes nothing."""
         undo, run = core.rollback.remember(), core.position.runs
         core.generation.set_dry_passes(1)
         core.loops.replaying = True
@@ -331,13 +331,13 @@ class TrainingLoop:
         return max(2, min(self._loader.batch_size, 32, core.memory_limit.most_examples or 32))
 
     def _passes_before(self, core: Replica) -> int | None:
-        """Passes over the data before the loop that begins, where the trial was resumed within that very loop."""
+        """Return the passes over the data before the present loop, if the trial was resumed within it."""
         if core.position.is_resumed and not core.generation.joining:
             return self._passes_at_start_of(core, core.position.loops_begun + 1)
         return None
 
     def _passes_at_start_of(self, core: Replica, loop: int) -> int | None:
-        """Passes over the data before the epoch's loop of that number, if that is the trial's latest."""
+        """Return passes over the data before the epoch's loop of that number, if that is the trial's latest."""
         if core.position.loop_start is not None:
             number, passes = core.position.loop_start
             if number == loop:
@@ -356,7 +356,7 @@ class TrainingLoop:
 
 
 def _drawing_alike(core: Replica) -> AbstractContextManager[None]:
-    """Processes that compute one share together load it each for itself: what is drawn for its samples is the same."""
+    """Have processes that compute one share together draw the same for its samples, which each loads for itself."""
     group = core.generation.group
     if group.slots_per_share == 1:
         return nullcontext()

@@ -186,14 +186,17 @@ class WrappedModel:
     # ------------------------------------------------------------------ the optimizer, as the user calls it
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Runs in place of ``optimizer.step``: only once a full step is there, with the scaled learning rate."""
+        """Step in place of ``optimizer.step``: only once a full step is there, with the scaled learning rate."""
         sharing = [model._steps for model in cast("list[WrappedModel]", models_of(optimizer))]
         return self._steps.step(sharing, optimizer, original, args, kwargs)
 
     # ------------------------------------------------------------------ learning rates and schedules
 
     def rates(self) -> list[float]:
-        """The learning rates as the user and the schedules have set them; those that lie on a GPU are left out."""
+        """Return the learning rates as the user and the schedules have set them.
+
+        Those that lie on a GPU are left out.
+        """
         return self._scale.rates_as_set()
 
     @property
@@ -207,7 +210,7 @@ class WrappedModel:
         return self._scale.gain
 
     def scheduler_step(self, schedule: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Runs in place of ``lr_scheduler.step``."""
+        """Step in place of ``lr_scheduler.step``."""
         return self._schedule_steps.step(schedule, original, args, kwargs)
 
     @property
@@ -318,7 +321,10 @@ class ScheduleSteps:
 
 
 def _with_metric(agree: Callable[[float], float], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """The arguments with the metric replaced by what all replicas agree on; changes ``kwargs`` if it is there."""
+    """Return the arguments with the metric replaced by what all replicas agree on.
+
+    Changes ``kwargs`` if it is there.
+    """
     if "metrics" in kwargs:
         kwargs["metrics"] = agree(float(kwargs["metrics"]))
         return args

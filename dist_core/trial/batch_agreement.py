@@ -50,7 +50,7 @@ class BatchAgreement(Voter, Listener):
     # ------------------------------------------------------------------ whose batch it is
 
     def adopt(self, bounds: BatchBounds) -> Adaptation:
-        """A loader begins to train within these bounds."""
+        """Adopt a loader that begins to train within these bounds."""
         self.adaptation = Adaptation(bounds, self._statistics, node_kind=self._node_kind, layout=self._layout.name)
         self._registry.register("adaptation", self.adaptation)
         return self.adaptation
@@ -75,7 +75,7 @@ class BatchAgreement(Voter, Listener):
     # ------------------------------------------------------------------ how it is agreed on
 
     def agree(self) -> None:
-        """Collective: as rank 0 chooses for the group that has just come together."""
+        """Agree on the batch that rank 0 chooses for the group that has just come together; collective."""
         if self.adaptation is None:
             return
         self._heed_memory()
@@ -141,7 +141,10 @@ class BatchAgreement(Voter, Listener):
             self.adaptation.limit(limit)
 
     def shrink(self, error: BaseException) -> str:
-        """A batch did not fit into memory: note the bound; says which. Raises InvalidTraining if none smaller goes."""
+        """Note the bound of a batch that did not fit into memory, and say which.
+
+        Raises InvalidTraining if none smaller goes.
+        """
         assert self.adaptation is not None
         bounds, atomic = self.adaptation.bounds, self.adaptation.atomic_batch
         limit = self._memory_limit.lower(atomic, bounds.min_atomic) if bounds.adaptive else None

@@ -66,7 +66,7 @@ class ChosenLayout(Listener):
         self.is_settled = False
 
     def settle(self, terms: Sequence[LayoutTerms], slot_memory: float | None, *, whole_seconds: float) -> Layout:
-        """The one to train with, the same on all processes of the trial that have as many slots for a replica.
+        """Return the layout to train with, the same on all processes that have as many slots for a replica.
 
         Raises InvalidTraining where the model fits with none; ReplicaExit where it does with another than this
         replica's, which the scheduler then starts. ``whole_seconds``: of a pass on one slot, in the terms' units.
@@ -126,7 +126,7 @@ class ChosenLayout(Listener):
         raise ReplicaExit("preempted", EXIT_PREEMPTED)
 
     def give_up(self) -> bool:
-        """The smallest batch ran out of memory: ask for another layout; returns False where there is none."""
+        """Ask for another layout after the smallest batch ran out of memory; return False where there is none."""
         memory = math.inf if self.slot_memory is None else self.slot_memory
         others = [each for each in self.terms if str(each.layout) != self.name]
         if not self.name or not usable(others, memory):

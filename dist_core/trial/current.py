@@ -22,7 +22,7 @@ _of_process: Replica | None = None
 
 
 def get_core() -> Replica:
-    """The core that is present here, or that of this process, made on first use."""
+    """Return the core that is present here, or that of this process, made on first use."""
     global _of_process
     here = _present.get()
     if here is not None:

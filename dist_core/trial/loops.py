@@ -40,7 +40,10 @@ class Loops(Listener):
         return not (self._position.in_training_loop or self.evaluations or self.replaying)
 
     def begin(self) -> bool:
-        """A training loop starts; False for one that the trial has completed in this epoch before it was resumed."""
+        """Begin a training loop.
+
+        Return False for one that the trial has completed in this epoch before it was resumed.
+        """
         if self._position.in_training_loop:
             raise InvalidTraining(
                 "a training loop over an AdaptiveDataLoader starts while another one runs; iterate them one after "

@@ -17,6 +17,6 @@ def listen_to_metrics(listener: Listener | None) -> None:
 
 
 def tell_metrics(metrics: Mapping[str, float], *, step: int, chosen: str | None = None) -> None:
-    """Collective: the metrics are the same on all replicas."""
+    """Tell metrics that are the same on all replicas; collective."""
     if _listener is not None:
         _listener(metrics, step, chosen)

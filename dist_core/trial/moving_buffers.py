@@ -56,7 +56,7 @@ class MovingBuffers(Voter, Listener):
         return float(before is not None and now != before), shapes, shapes**2
 
     def follow(self, agreed: Sequence[float]) -> None:
-        """Collective, where they have been written on any replica."""
+        """Send buffers that have been written on any replica; collective."""
         group, (written, shapes, squares) = self._generation.group, agreed
         if not written or not all_equal(shapes, squares, group.world_size) or self._generation.broken is not None:
             return

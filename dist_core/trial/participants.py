@@ -223,7 +223,7 @@ class TrainedModel(Protocol):
         ...
 
     def rates(self) -> list[float]:
-        """The learning rates as the user and the schedules have set them."""
+        """Return the learning rates as the user and the schedules have set them."""
         ...
 
     @property

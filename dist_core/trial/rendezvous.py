@@ -39,7 +39,7 @@ class Rendezvous:
         self._same_code = same_code
 
     def do(self, action: Callable[[ReplicaGroup], T], *, otherwise: Callable[[], T] | None = None) -> T:
-        """The result of what all replicas do at this place of their code; of those that are left if one is lost.
+        """Return the result of what all replicas, or those that are left, do at this place of their code.
 
         Within a training loop a step is under way that does not count then: its body runs again, and here it goes on
         with ``otherwise``. Raises PeerLost there if nothing is given, and RunAgain as healing does.
@@ -66,7 +66,10 @@ class Rendezvous:
             self._healing.heal_between_steps()
 
     def sum_between_steps(self, values: Sequence[float]) -> list[float] | None:
-        """Sums over all replicas; None if one was lost, and the others have rebuilt the trial without it."""
+        """Return sums over all replicas.
+
+        None if one was lost, and the others have rebuilt the trial without it.
+        """
         try:
             if self._generation.broken is not None:
                 raise PeerLost(self._generation.broken)

@@ -62,7 +62,7 @@ class Rerun:
         self._generation.come_to_begin()
 
     def _shrinks(self, error: BaseException) -> bool:
-        """A batch did not fit into memory: note the bound, and whether the user's code may run again from its top.
+        """Note the bound of a batch that did not fit, and tell whether the user's code may run again from its top.
 
         Nothing is lost: weights are as of the last complete step. A replica among others leaves instead, and is
         replaced by one that knows the bound. Raises PeerLost for that, and InvalidTraining when no smaller batch is

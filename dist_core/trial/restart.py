@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 def run_training(replica: Participant, code: Callable[[], T]) -> T:
-    """The result of ``code``. Raises what it raises, except for what can be gone on from.
+    """Return the result of ``code``.
 
-    Libraries take variables out of the environment when they have read them (MLflow's run of the trial): the code finds
-    all of them each time.
+    Raises what it raises, except for what can be gone on from. Libraries take variables out of the environment when
+    they have read them (MLflow's run of the trial): the code finds all of them each time.
     """
     environ = dict(os.environ)
     while True:

@@ -28,7 +28,7 @@ MOST_EXACT = 60
 
 
 def rank_weights(remaining: Floats, spread: float = SPREAD) -> Floats:
-    """The rule's weights along the last axis; 0 for trials without work."""
+    """Return the rule's weights along the last axis; 0 for trials without work."""
     power = 1.0 / (1.0 - spread)
     index = np.arange(remaining.shape[-1], dtype=float)
     by_rank = ((index + 1) ** power - index**power) ** (1.0 - spread)

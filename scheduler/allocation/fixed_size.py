@@ -10,7 +10,7 @@ from scheduler.snapshot import Placement, Snapshot, TrialView
 
 
 def serve_in_order(snapshot: Snapshot, order: Sequence[TrialView], *, skip: bool) -> dict[str, Placement]:
-    """Running trials keep what they have up to their minimum; others get theirs in ``order`` while there is room.
+    """Serve trials in ``order`` while there is room; running ones keep what they have up to their minimum.
 
     ``skip``: one that does not fit is passed over for the next; else all behind it wait.
     """

@@ -9,7 +9,10 @@ from trials.record import Reason
 
 
 def grants_for(snapshot: Snapshot, placed: Mapping[str, Placement], *, code: str, why: str) -> dict[str, Grant]:
-    """A grant for each trial; one that would get less than its minimum gets nothing, and is told what it lacks."""
+    """Return a grant for each trial.
+
+    One that would get less than its minimum gets nothing, and is told what it lacks.
+    """
     usable = {
         view.trial_id: placed[view.trial_id]
         for view in snapshot.trials

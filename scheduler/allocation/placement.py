@@ -150,7 +150,7 @@ class _Room:
         self._nodes_by_free_slots[free][node] = None
 
     def fullest_fit(self, count: int, before: Placement) -> str | None:
-        """The node that has the least room for so many, one that the trial is on if there are several."""
+        """Return the node that has the least room for so many, one that the trial is on if there are several."""
         for free in range(count, self.largest + 1):
             nodes = self._nodes_by_free_slots[free]
             if nodes:
@@ -202,7 +202,7 @@ def _on_one_node(count: int, room: _Room, before: Placement) -> dict[str, int]:
 def _whole_nodes(
     count: int, room: _Room, placed: dict[str, Placement], before: Placement
 ) -> tuple[dict[str, int], list[str]]:
-    """A large trial's nodes, and those who had to make room for it."""
+    """Return a large trial's nodes, and those who had to make room for it."""
     evicted: list[str] = []
     wanted = count // room.largest
     chosen = room.empty(wanted, before)
@@ -223,7 +223,7 @@ def _whole_nodes(
 
 
 def _cheapest_to_empty(room: _Room, placed: Mapping[str, Placement]) -> str | None:
-    """The node whose placed trials all lie on it alone, and are fewest; None when there is none."""
+    """Return the node whose placed trials all lie on it alone, and are fewest; None when there is none."""
     trials_on: dict[str, int] = {}
     slots_on: dict[str, int] = {}
     for placement in placed.values():

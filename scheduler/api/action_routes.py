@@ -70,7 +70,7 @@ def action_routes(service: Service, access: ClientAccess) -> APIRouter:
 
     @routes.post("/trials/{trial_id}/clone")
     async def clone(client: Client, trial_id: str, body: Clone) -> dict[str, Any]:
-        """A further trial like this one, with some parameters changed; its tuner is asked where it has one."""
+        """Make a further trial like this one, with some parameters changed; its tuner is asked where it has one."""
         record = await asyncio.to_thread(access.trial_for, client, trial_id)
         if body.more_epochs and not body.forks:
             raise HTTPException(422, "more_epochs is for a trial that begins with another one's state: set forks too")

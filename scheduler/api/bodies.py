@@ -72,7 +72,7 @@ def nested_deeper(body: bytes, most: int) -> bool:
 
 
 def replayed(body: bytes, receive: Any) -> Any:
-    """A ``receive`` that gives the body at once, and then what the server's own gives: the connection's end."""
+    """Return a ``receive`` that gives the body at once, and then the connection's end as the server tells it."""
     was_given = False
 
     async def replaying() -> Message:

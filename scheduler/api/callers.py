@@ -10,7 +10,10 @@ from scheduler.api.tokens import Access, Identity
 
 
 async def calling_client(request: Request) -> Identity:
-    """A tuner, the command line, a dashboard, as the gate has found out. Of no thread's own: nothing waits."""
+    """Return the calling client (a tuner, the command line, a dashboard), as the gate has found out.
+
+    Of no thread's own: nothing waits.
+    """
     return identity_of(request)
 
 

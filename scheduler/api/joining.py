@@ -76,13 +76,16 @@ class Joining:
             return trial.stood.get(replica_id, 0) < trial.asked.get(whole, 0)
 
     def attempt_after(self, trial_id: str, replica_id: str) -> int | None:
-        """The first attempt that is none of those in which the process stood; None where it has told of none."""
+        """Return the first attempt that is none of those in which the process stood.
+
+        None where it has told of none.
+        """
         with self._lock:
             stood = self._of(trial_id).stood.get(replica_id)
             return None if stood is None else stood + 1
 
     def aim(self, trial_id: str, hints: Hints | None, now: float) -> int:
-        """The epoch for a joiner that asks now; 0 for one of a trial that has not told where it is."""
+        """Return the epoch for a joiner that asks now; 0 for one of a trial that has not told where it is."""
         if hints is None:
             return 0
         with self._lock:

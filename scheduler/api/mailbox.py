@@ -49,7 +49,7 @@ class Mailbox:
         return self._news.setdefault(study, News())
 
     async def ask(self, study: str, document: dict[str, Any], wait_seconds: float) -> dict[str, Any] | None:
-        """The driver's answer, or None if there is none yet: ask again with the same id."""
+        """Return the driver's answer, or None if there is none yet: ask again with the same id."""
         now = time.monotonic()
         question = self._questions.setdefault(document["id"], _Question(study, document, now))
         question.asked_at = now

@@ -117,7 +117,7 @@ class Question(BaseModel):
 
 
 def calling_replica(request: Request) -> ReplicaRecord:
-    """The calling replica; refuses one whose token is not its own, or that is not ours any more."""
+    """Return the calling replica; refuses one whose token is not its own, or that is not ours any more."""
     service: Service = request.app.state.service
     identity: Identity = request.state.identity
     name = request.headers.get("x-elastune-replica", "")
@@ -191,7 +191,7 @@ def replica_routes(service: Service) -> list[HotRoute]:
 
     @hot.get("/position", Aim)
     def position(caller: ReplicaRecord, query: Aim) -> dict[str, Any]:
-        """The epoch a joiner should aim at; None for a replica that starts (or restarts) its trial."""
+        """Return the epoch a joiner should aim at; None for a replica that starts (or restarts) its trial."""
         trial, epoch = store.trial(caller.trial_id), None
         if trial.members:
             document = store.hints([trial.trial_id]).get(trial.trial_id)
@@ -207,7 +207,7 @@ def replica_routes(service: Service) -> list[HotRoute]:
         return {"epoch": epoch}
 
     def replica_of(caller: ReplicaRecord) -> list[ReplicaRecord]:
-        """The processes of the caller's replica, by the first of which it goes: numbers are used again."""
+        """Return the processes of the caller's replica, by the first of which it goes: numbers are used again."""
         size = store.trial(caller.trial_id).slots_per_replica
         number = replica_number(caller, size)
         rows = [row for row in store.replicas(trial_id=caller.trial_id) if replica_number(row, size) == number]
@@ -264,13 +264,13 @@ def replica_routes(service: Service) -> list[HotRoute]:
 
     @hot.get("/package")
     def package(caller: ReplicaRecord) -> FileResponse:
-        """The packed working folder of the caller's trial."""
+        """Return the packed working folder of the caller's trial."""
         digest = store.trial(caller.trial_id).spec.package
         return _sent(digest, "packed working folder")
 
     @hot.get("/code/{digest}")
     def code(caller: ReplicaRecord, digest: str) -> FileResponse:
-        """The pickled code of the caller's trial, or the data that goes with it."""
+        """Return the pickled code of the caller's trial, or the data that goes with it."""
         if digest not in store.trial(caller.trial_id).spec.code:
             raise HTTPException(404, f"trial {caller.trial_id} has no code {digest:.64}")
         return _sent(digest, "pickled code")

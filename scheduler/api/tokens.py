@@ -129,7 +129,7 @@ class Tokens:
         return identity if equal and token else None
 
     def replace(self, access: Access, study: str = "") -> str:
-        """A new token in the place of one that may have got into wrong hands; durable when it is returned.
+        """Return a new token in the place of one that may have got into wrong hands; durable when it is returned.
 
         Raises RequestRefused for one that is not this scheduler's to replace.
         """
@@ -162,7 +162,7 @@ class Tokens:
         return {Access.OWNER: self.owner, Access.READ: self.for_reading()}.get(access) or self.for_study(study)
 
     def signed(self, text: str) -> str:
-        """A signature that nobody else can make."""
+        """Return a signature that nobody else can make."""
         message = f"signed {text}".encode(errors="surrogatepass")
         return hmac.new(self._kept.signing_key, message, hashlib.sha256).hexdigest()
 

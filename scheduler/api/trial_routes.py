@@ -133,7 +133,7 @@ def trial_routes(service: Service, access: ClientAccess) -> APIRouter:
 
     @routes.get("/trials/{trial_id}/why")
     def why(client: Client, trial_id: str) -> dict[str, Any]:
-        """The policy's last decision about a trial, and every change of size before it."""
+        """Return the policy's last decision about a trial, and every change of size before it."""
         record = access.trial_for(client, trial_id, read=True)
         grant = service.loop.decisions.grants.get(trial_id) if not record.state.is_final else None
         error = service.loop.decisions.error

@@ -25,7 +25,7 @@ opened = ExitStack()
 
 
 def client_of(state_dir: Path | None, scheduler: str = "", *, also_ended: bool = False) -> Client:
-    """The scheduler that the options name, else ELASTUNE_URL or elastune.toml, else the one of this user's folder.
+    """Return the scheduler that the options, ELASTUNE_URL or elastune.toml name, else this user's own.
 
     ``also_ended``: what an ended one has kept will do.
     """

@@ -24,7 +24,7 @@ __all__ = ["Client", "Entry", "Node", "SchedulerClient", "Study", "Trial", "Used
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded on use: the command line asks for where things are before it connects to anything."""
+    """Load a name on use: the command line asks for where things are before it connects to anything."""
     if name not in _HOME:
         raise AttributeError(f"module 'scheduler.client' has no attribute {name!r}")
     return getattr(import_module(f"scheduler.client.{_HOME[name]}"), name)

@@ -70,7 +70,7 @@ class QuickCarrier:
     """One connection, of plain HTTP, for one thread; opened again where the server has closed it."""
 
     def __init__(self, url: str) -> None:
-        """Raises NoAnswer for an address that is none."""
+        """Prepare the connection; raise NoAnswer for an address that is none."""
         try:
             parts = urlsplit(url)
             self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=CONNECT_SECONDS)

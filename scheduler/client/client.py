@@ -136,7 +136,10 @@ class Client:
     # ------------------------------------------------------------------ changing
 
     def submit(self, spec: Mapping[str, Any]) -> Trial:
-        """A trial by its specification (trials.spec.TrialSpec as JSON); without a number it gets the next one."""
+        """Submit a trial by its specification (trials.spec.TrialSpec as JSON).
+
+        Without a number it gets the next one.
+        """
         made = self.connection.request("POST", "/trials", dict(spec))
         return self.trial(made["trial_id"])
 
@@ -186,7 +189,7 @@ class Client:
         return token
 
     def page_link(self, *, read: bool = False) -> str:
-        """An address that opens the web page once."""
+        """Return an address that opens the web page once."""
         path: str = self._post("/page/links", {"access": "read" if read else "owner"})["path"]
         return f"{self.url}{path}"
 

@@ -160,7 +160,7 @@ def _local_token(url: str) -> str | None:
 
 
 def of_folder(folder: Path, *, quick: bool = False) -> SchedulerClient:
-    """The scheduler that runs on a state folder."""
+    """Return the scheduler that runs on a state folder."""
     server = read_server_file(folder)
     if server is None:
         raise SchedulerError(

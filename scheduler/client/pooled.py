@@ -10,7 +10,7 @@ from scheduler.client.carriers import CONNECT_SECONDS, SECONDS, Answer, NoAnswer
 
 class PooledCarrier:
     def __init__(self, url: str, *, transport: httpx2.BaseTransport | None = None) -> None:
-        """Raises NoAnswer for an address that is none."""
+        """Prepare the connections; raise NoAnswer for an address that is none."""
         try:
             timeout = httpx2.Timeout(SECONDS, connect=CONNECT_SECONDS)
             self._line = Line(url, timeout=timeout, transport=transport)

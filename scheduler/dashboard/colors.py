@@ -49,7 +49,7 @@ class Names:
         return self._colors.get(trial_id, "#8a8f98")
 
     def within(self, sentence: str) -> str:
-        """The sentence with names instead of ids: people know trials by their number."""
+        """Return the sentence with names instead of ids: people know trials by their number."""
         for trial_id, label in self._labels.items():
             sentence = sentence.replace(trial_id, f"trial {label}")
         return sentence

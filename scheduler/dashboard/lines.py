@@ -40,7 +40,7 @@ class Column(Generic[Row]):
 def table(
     columns: Sequence[Column[Row]], rows: Sequence[Row], *, width: int | None = None, colored: bool = False
 ) -> str:
-    """The last column is cut where the line would be wider; None: it is not."""
+    """Draw a table whose last column is cut where the line would be wider; None: it is not cut."""
     cells = [[one_line(str(shown(column.cell(row)))) for column in columns] for row in rows]
     heads = [column.name for column in columns]
     widths = [max(_width(text) for text in texts) for texts in zip(heads, *cells, strict=True)]
@@ -63,7 +63,7 @@ def print_table(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> None:
 
 
 def shown(value: Any) -> str:
-    """A cell: nothing for None, numbers with four digits that count."""
+    """Return a cell: nothing for None, numbers with four digits that count."""
     if value is None:
         return "-"
     if isinstance(value, bool) or not isinstance(value, float):

@@ -111,7 +111,7 @@ class EmbeddedScheduler:
         return SchedulerClient(announced["url"], announced["token"])
 
     def ensure(self, client: SchedulerClient) -> SchedulerClient:
-        """The client, or a new one after restarting a scheduler that has died."""
+        """Return the client, or a new one after restarting a scheduler that has died."""
         with self._lock:
             if self._stopped or (self._process is not None and self._process.poll() is None):
                 return client

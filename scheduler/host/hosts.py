@@ -20,7 +20,7 @@ def in_url(host: str) -> str:
 
 
 def reachable(host: str) -> str:
-    """An address at which this machine's own processes reach what listens on ``host``."""
+    """Return an address at which this machine's own processes reach what listens on ``host``."""
     return "127.0.0.1" if host in ANY else host
 
 

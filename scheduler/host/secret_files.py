@@ -44,7 +44,7 @@ def keep_private(path: Path) -> None:
 
 
 def secrets_in_folder(folder: Path, owner: str | None = None) -> Secrets:
-    """The folder's secrets, made at first use. ``owner``: the owner's token, where it was given from outside."""
+    """Return the folder's secrets, made at first use. ``owner``: the owner's token, where it was given from outside."""
     for name in ("token", "tokens.json"):
         keep_private(folder / name)
     token = owner or _read(folder / "token")

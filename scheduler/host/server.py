@@ -66,7 +66,7 @@ class ServerSettings:
 
 
 def _bind(settings: ServerSettings) -> socket.socket:
-    """A listening socket on the wanted port; an embedded scheduler prefers its last one and takes any other."""
+    """Return a listening socket on the wanted port; an embedded scheduler prefers its last one and takes any other."""
     last = read_server_file(settings.state_dir) or {}
     wanted = settings.port
     if wanted is None:

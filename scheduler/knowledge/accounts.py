@@ -49,7 +49,7 @@ def slot_hours_by_study(
 
 
 def _by_day(began: float, ended: float, zone: datetime.tzinfo | None) -> list[tuple[str, float]]:
-    """The seconds of an interval by day."""
+    """Return the seconds of an interval by day."""
     parts = []
     at = datetime.datetime.fromtimestamp(began, zone).astimezone(zone)
     end = datetime.datetime.fromtimestamp(max(began, ended), zone).astimezone(zone)

@@ -21,7 +21,7 @@ def parameters_of(command: Sequence[str]) -> dict[str, Any]:
 
 
 def with_parameters(command: Sequence[str], changed: Mapping[str, Any]) -> list[str]:
-    """The command with other values; raises ValueError for a name that it does not have."""
+    """Return the command with other values; raise ValueError for a name that it does not have."""
     words = list(command)
     pieces = {name: (value, place) for name, value, place in _pieces(command)}
     for name, value in changed.items():

@@ -387,7 +387,7 @@ def _steps_measured(hints: Hints | None, nodes: int, slots: int) -> int:
 
 
 def _quotas_of_studies(studies: Mapping[str, Study], name: str) -> list[SlotQuota]:
-    """A study's own, and that of the study that was there beforehand under its title, for all that are called so."""
+    """Return a study's own quotas, and those of the study that was there beforehand under its title."""
     study = studies.get(name)
     names = () if study is None else dict.fromkeys((name, study.title))
     quotas = {each: studies[each].terms.quota for each in names if each in studies}

@@ -36,7 +36,7 @@ def effective_priorities(studies: Iterable[Study]) -> dict[str, int]:
 
 
 def priorities_of(studies: Mapping[str, Study]) -> dict[str, int]:
-    """The effective ones; each study's own where they contradict each other."""
+    """Return the effective priorities; each study's own where they contradict each other."""
     try:
         return effective_priorities(studies.values())
     except InvalidStudyTerms as error:

@@ -172,7 +172,7 @@ def noise_at(noise_by_bin: Mapping[int, float], fraction: float) -> float | None
 def pool(
     histories: Mapping[str, Sequence[Observation]],
 ) -> tuple[StudyProfile, dict[str, float]] | None:
-    """A profile and each trial's factor, from what the trials of one study have measured on nodes of one kind.
+    """Return a profile and each trial's factor, from what a study's trials have measured on one kind of nodes.
 
     None without a row.
     """

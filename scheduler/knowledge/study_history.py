@@ -109,7 +109,10 @@ class StudyHistory:
         return left or terms, min(self._slot_memory.values(), default=math.inf)
 
     def model(self, trial_id: str, hints: Hints | None) -> TrialModel | None:
-        """The trial's model, on the kind of nodes that most is known of; None before anybody has measured anything."""
+        """Return the trial's model, on the kind of nodes that most is known of.
+
+        None before anybody has measured anything.
+        """
         layout = "" if hints is None else hints.layout
         kind = self._best_known({layout} if self._kinds(layout) else {layout for _, layout in self._measured})
         if kind is None:
@@ -232,7 +235,7 @@ class _Alike:
         return trial_id in self._factors
 
     def profile_of(self, trial_id: str) -> tuple[StudyProfile, float]:
-        """The pooled profile and the trial's factor."""
+        """Return the pooled profile and the trial's factor."""
         assert self.profile is not None
         return self.profile, self._factors.get(trial_id, self.profile.typical_factor)
 

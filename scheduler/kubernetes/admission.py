@@ -15,7 +15,7 @@ from trials.spec import TrialSpec
 
 
 def review(request: Mapping[str, Any], settings: ClusterSettings) -> dict[str, Any]:
-    """An AdmissionReview (admission.k8s.io/v1) with the answer to the one given; deletions always pass."""
+    """Return an AdmissionReview (admission.k8s.io/v1) with the answer to the one given; deletions always pass."""
     asked = request.get("request") or {}
     why = _objection(asked, settings)
     answer: dict[str, Any] = {"uid": asked.get("uid", ""), "allowed": why is None}
@@ -59,7 +59,7 @@ def _with_fields(words: str) -> str:
 
 
 def _name_objection(document: Mapping[str, Any], settings: ClusterSettings, *studies: str) -> str | None:
-    """A name in the scheduler's namespace must not read like one in another."""
+    """Object to a name in the scheduler's namespace that reads like one in another."""
     namespace = (document.get("metadata") or {}).get("namespace", settings.namespace)
     if namespace != settings.namespace:
         return None

@@ -58,7 +58,7 @@ def make_certificate(names: Sequence[str], now: datetime.datetime) -> Certificat
 
 
 def shared_certificate(api: ClusterApi, namespace: str, secret: str, names: Sequence[str]) -> Certificate:
-    """The one that all of the scheduler's pods serve: that in the secret, which the first of them fills."""
+    """Return the certificate that all of the scheduler's pods serve, from the secret that the first of them fills."""
 
     def make() -> dict[str, bytes]:
         made = make_certificate(names, datetime.datetime.now(datetime.UTC))
@@ -83,7 +83,7 @@ def trust(api: ClusterApi, configuration: str, certificate: Certificate) -> None
 def shared_secret(
     api: ClusterApi, namespace: str, secret: str, keys: Sequence[str], make: Callable[[], Mapping[str, bytes]]
 ) -> dict[str, bytes]:
-    """The values under ``keys``; where one is missing, those that ``make`` gives are kept and returned.
+    """Return the values under ``keys``; where one is missing, those that ``make`` gives are kept and returned.
 
     Raises ClusterRefused where the secret does not exist, and ClusterUnreachable.
     """

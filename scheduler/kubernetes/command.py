@@ -44,7 +44,7 @@ def run_operator(settings: Path, *, token_secret: str | None = None, **options: 
 
 
 def shared_tokens(api: ClusterApi, namespace: str, secret: str) -> Tokens:
-    """The tokens that the secret's values make; the first scheduler that finds none makes them."""
+    """Return the tokens that the secret's values make; the first scheduler that finds none makes them."""
     kept = {
         **shared_secret(api, namespace, secret, ("token",), lambda: {"token": secrets.token_hex(24).encode()}),
         **shared_secret(api, namespace, secret, ("key",), lambda: {"key": secrets.token_hex(32).encode()}),

@@ -119,7 +119,7 @@ class Housekeeping:
 
 
 def shown_of(record: TrialRecord, view: TrialView | None, latest: Report | None) -> dict[str, Any]:
-    """The columns of `kubectl get trials` that change while a trial runs."""
+    """Return the columns of `kubectl get trials` that change while a trial runs."""
     if view is None:
         return {}
     total = None if view.remaining_progress is None else view.progress + view.remaining_progress

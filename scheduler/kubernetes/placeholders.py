@@ -122,7 +122,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def placeholder(settings: ClusterSettings, suffix: str, hosts: Sequence[str]) -> Document:
-    """A pod as large as all slots of a node, that may run on none of the nodes that are there already."""
+    """Return a pod as large as all slots of a node, that may run on none of the nodes that are there already."""
     options = {snake(key): value for key, value in settings.placeholders.items()}
     slots = int(options.get("slots_per_node", 1))
     amounts = {name: f"{(parse_quantity(quantity) * slots).normalize():f}" for name, quantity in settings.slot.items()}

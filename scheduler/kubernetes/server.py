@@ -274,7 +274,7 @@ def review_app(leads: Callable[[], bool], settings: ClusterSettings, age: Callab
 
     @app.get("/healthz")
     def healthz(response: Response) -> dict[str, Any]:
-        """The kubelet starts a scheduler anew whose loop is stuck."""
+        """Answer the kubelet, which starts a scheduler anew whose loop is stuck."""
         if age() > STUCK_SECONDS:
             response.status_code = 503
             return {"status": f"the control loop has not run for {age():.0f} s", "leads": leads()}

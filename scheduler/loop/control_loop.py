@@ -138,7 +138,7 @@ class ControlLoop:
         self.last_tick_seconds = time.perf_counter() - began
 
     def _may_start(self, trial: TrialRecord, now: float) -> bool:
-        """False for a trial that waits for its parent's state, unless that comes while its replicas start."""
+        """Tell whether a trial may start: its parent's state is there, or comes while its replicas start."""
         try:
             settled = self._inheritance.is_settled(trial, now)
             comes_soon = self._settings.shares_files and not trial.spec.parent_epoch

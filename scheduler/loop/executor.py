@@ -88,7 +88,7 @@ class Executor:
     def _as_granted(
         self, trial: TrialRecord, grant: Grant, replicas: Sequence[ReplicaRecord]
     ) -> tuple[TrialRecord, Placement]:
-        """The trial with the layout that it is to have, and the slots that it should have now.
+        """Return the trial with the layout that it is to have, and the slots that it should have now.
 
         None, as long as it has replicas of another layout: it goes on from its checkpoint when they have left.
         """
@@ -252,7 +252,7 @@ class TornReplicas:
     def look(
         self, trial: TrialRecord, rows: Sequence[ReplicaRecord], all_rows: Sequence[ReplicaRecord], now: float
     ) -> frozenset[str]:
-        """Processes of the trial's ``rows`` that others of their replica have been lost beside for too long.
+        """Return processes of the trial's ``rows`` that others of their replica have been lost beside for too long.
 
         ``all_rows``: those that are gone among them. Of one that has come to its end, or leaves with a checkpoint, the
         others may still do what is theirs.

@@ -193,7 +193,7 @@ def _end_of(outcome: Outcome) -> tuple[TrialEvent, Reason]:
 
 
 def _shown(value: object) -> object:
-    """A returned value as people write it; numbers that JSON does not have come as text."""
+    """Return a returned value as people write it; numbers that JSON does not have come as text."""
     if isinstance(value, list):
         return ", ".join(str(_shown(item)) for item in value)
     return value["float"] if isinstance(value, dict) and "float" in value else value

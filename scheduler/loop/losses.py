@@ -68,7 +68,7 @@ def found_no_room(ended: Sequence[ReplicaRecord], told: Mapping[str, Exit | None
 
 
 def is_crash(status: int | None) -> bool:
-    """The process ended by itself for no reason that it knew; else something outside it is to blame."""
+    """Tell whether the process ended by itself for no reason that it knew; else something outside is to blame."""
     if status in (None, EXIT_PREEMPTED, EXIT_PEER_LOST):
         return False
     return status > 0 or -status in FAULTS_OF_CODE

@@ -23,7 +23,7 @@ class Assigns(Protocol):
     def __call__(
         self, snapshot: Snapshot, views: Sequence[TrialView], groups: Sequence[NodeGroup]
     ) -> Mapping[str, int]:
-        """The group of each trial, by index; one that may use none has no entry."""
+        """Return the group of each trial, by index; one that may use none has no entry."""
         ...
 
 

@@ -144,7 +144,7 @@ class GoodputPolicy:
 
 
 def assign_by_goodput(snapshot: Snapshot, views: Sequence[TrialView], groups: Sequence[NodeGroup]) -> Mapping[str, int]:
-    """The group of nodes that each trial is worth most on, when all groups are divided at once.
+    """Return the group of nodes that each trial is worth most on, when all groups are divided at once.
 
     Where a trial is, it has no change to pay for. Too many trials for the integer programme are assigned by room.
     """
@@ -183,7 +183,7 @@ def assign_by_goodput(snapshot: Snapshot, views: Sequence[TrialView], groups: Se
 
 
 def _on_group(view: TrialView, group: NodeGroup) -> TrialView:
-    """The trial as that group alone sees it."""
+    """Return the trial as that group alone sees it."""
     held = {node: count for node, count in view.placement.items() if node in group.names}
     return _usable(replace(view.on_kind(group.kind), placement=held), group.node_slots)
 

@@ -153,7 +153,7 @@ class GoodputTable:
         return np.asarray(np.maximum(1.0 - cost / np.maximum(use, 1e-9), LEAST_KEPT))
 
     def leave_out(self, rows: Sequence[int]) -> bool:
-        """The layouts that were chosen for these trials and have found no place; whether any has another."""
+        """Leave out layouts chosen for these trials that found no place; tell whether any trial has another."""
         for row in rows:
             self._left_out.setdefault(row, set()).add(self.option(row, self.chosen_counts[row]).layout)
         if any(len(self._left_out[row]) < len(self._options[row]) for row in rows):
@@ -232,7 +232,7 @@ class GoodputTable:
         }
 
     def without_growth(self) -> Floats:
-        """The values where those that run get no more than they have."""
+        """Return the values where those that run get no more than they have."""
         grows = (self.counts[None, :] > self.held[:, None]) & (self.held[:, None] > 0) & ~self.hurried[:, None]
         return np.where(grows, -np.inf, self.values)
 

@@ -47,13 +47,13 @@ class Application(Protocol):
         ...
 
     def step_seconds(self, shape: Shape, atomic_batch: int) -> tuple[float, float]:
-        """(a whole step, the part of it that waits for the reduction)."""
+        """Return (a whole step, the part of it that waits for the reduction)."""
         ...
 
     def statistics(self, batch: float, epoch: int) -> GradientStatistics: ...
 
     def steps_at(self, batch: int, epoch: int) -> float:
-        """Steps with that batch size from the start to this epoch."""
+        """Return steps with that batch size from the start to this epoch."""
         ...
 
 
@@ -62,7 +62,7 @@ def _lowest_rotation(shape: Shape) -> Shape:
 
 
 def _rows(path: Path, columns: Sequence[str]) -> list[dict[str, float]]:
-    """The table's columns as numbers; raises InvalidWorkload with the missing column or the bad line."""
+    """Return the table's columns as numbers; raise InvalidWorkload with the missing column or the bad line."""
     with open(path, newline="") as file:
         reader = csv.DictReader(file)
         missing = [column for column in columns if column not in (reader.fieldnames or ())]

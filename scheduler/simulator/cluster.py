@@ -87,7 +87,7 @@ class SimulatedCluster:
             self._kind_of_node[name] = kind
 
     def kind_of(self, placement: Mapping[str, int]) -> NodeKind:
-        """The slowest kind of those that a job is on."""
+        """Return the slowest kind of those that a job is on."""
         names = {self._kind_of_node[node] for node in placement} or set(self._kinds)
         return min((self._kinds[name] for name in names), key=lambda kind: kind.speed)
 

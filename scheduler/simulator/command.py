@@ -53,7 +53,7 @@ class ClusterOptions:
         )
 
     def settings(self) -> SimulationSettings:
-        """Published simulators' intervals, or the loop's own and its measured pauses."""
+        """Return published simulators' intervals, or the loop's own and its measured pauses."""
         every, pause = (0.0, LIVE_PAUSE_SECONDS) if self.live else (60.0, 30.0)
         return SimulationSettings(
             nodes=self.nodes or 16,

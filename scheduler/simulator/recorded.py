@@ -251,7 +251,7 @@ def _epochs_in(progress: float, hints: Hints) -> int:
 
 
 def _predecessor(submitted_at: float, ends: Sequence[float]) -> tuple[int, float]:
-    """(ends of the study before this submission, seconds since the latest); (0, 0) if that was long ago."""
+    """Return (ends of the study before this submission, seconds since the latest); (0, 0) if that was long ago."""
     before = bisect_right(ends, submitted_at)
     if not before or submitted_at - ends[before - 1] > SUCCESSOR_SECONDS:
         return 0, 0.0

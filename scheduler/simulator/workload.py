@@ -27,7 +27,7 @@ class LayoutChoices:
         return tuple(sorted({each.layout.slots for each in self.terms}))
 
     def named(self, layout: str) -> Layout:
-        """The one of that name; of a number of slots alone, the one that its code predicts to be the fastest."""
+        """Return the layout of that name; of a number of slots, the one that its code predicts to be the fastest."""
         for each in self.terms:
             if str(each.layout) == layout:
                 return each.layout

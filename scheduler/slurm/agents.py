@@ -176,7 +176,7 @@ MOST_NODES = 8
 
 
 def address_for(slurm: Slurm, nodes: Sequence[str], interface: str) -> str:
-    """The interface's where one is named; else the one on the way to the first of these that is known.
+    """Return the named interface's address, else the one on the way to the first of these that is known.
 
     Raises SchedulerError where there is none.
     """

@@ -64,7 +64,7 @@ class JobNames:
 
 
 def job_name(snapshot: Snapshot) -> str:
-    """The study that jobs are for, where it is one."""
+    """Return the study that jobs are for, where it is one."""
     studies = {view.study_title or view.study for view in snapshot.eligible}
     return job_word(studies.pop()) if len(studies) == 1 else "elastune"
 

@@ -43,7 +43,7 @@ def _is_flushed(manifest: Path) -> bool:
 
 
 def packed(folder: Path) -> Iterator[bytes]:
-    """The folder's files as a tar, a part after the other; raises OSError for what is being removed."""
+    """Yield the folder's files as a tar, a part after the other; raise OSError for what is being removed."""
     for path in sorted(folder.iterdir()):
         with open(path, "rb") as file:
             about = tarfile.TarInfo(path.name)

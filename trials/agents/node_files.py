@@ -54,7 +54,7 @@ class NodeFiles:
         return self.folder / "checkpoints"
 
     def place(self, request: LaunchRequest) -> LaunchRequest | None:
-        """The request as it is on this node; None while its code is on its way. Raises LaunchFailed."""
+        """Return the request as it is on this node; None while its code is on its way. Raises LaunchFailed."""
         code: Path | None = Path(request.moved_to) if request.moved_to else None
         if request.package:
             coming = self._packages.get(request.package)

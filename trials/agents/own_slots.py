@@ -33,7 +33,7 @@ def own_slots(
 
 
 def of_one_kind(slots: Sequence[Slot]) -> tuple[Slot, ...]:
-    """A machine whose GPUs differ is several nodes to a scheduler of its own; an agent has those that are most."""
+    """Return the slots of the kind that are most; to a scheduler of its own, such a machine is several nodes."""
     kinds = [slot.kind for slot in slots]
     kind = max(dict.fromkeys(kinds), key=kinds.count)
     node = slots[0].node

@@ -141,7 +141,7 @@ def _killed_in(group: Path) -> bool:
 
 
 def _own_groups(text: str) -> list[tuple[str, str]]:
-    """(controller, path) of each hierarchy; version 2 has no name."""
+    """Return (controller, path) of each hierarchy; version 2 has no name."""
     groups = []
     for line in text.splitlines():
         _, controllers, path = line.split(":", 2)

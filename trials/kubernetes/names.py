@@ -31,7 +31,7 @@ _LABEL = re.compile(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
 
 
 def camel(name: str) -> str:
-    """A field's name as resources and the chart spell it: min_replicas is minReplicas there."""
+    """Return a field's name as resources and the chart spell it: min_replicas is minReplicas there."""
     first, *rest = name.split("_")
     return first + "".join(part.capitalize() for part in rest)
 
@@ -46,7 +46,7 @@ def is_name(text: str, longest: int = LONGEST_TRIAL_NAME) -> bool:
 
 
 def object_name(words: str, longest: int) -> str:
-    """A name that tells people what it stands for and differs for different ``words``."""
+    """Return a name that tells people what it stands for and differs for different ``words``."""
     if is_name(words, longest):
         return words
     digest = hashlib.sha256(words.encode()).hexdigest()[:8]
@@ -70,5 +70,5 @@ def label_value(text: str) -> str:
 
 
 def qualified(namespace: str, name: str, home: str) -> str:
-    """A trial's or a study's name within a scheduler: with the namespace in front where that is not its own."""
+    """Return a trial's or a study's name within a scheduler: with the namespace in front where that is not its own."""
     return name if namespace == home else f"{namespace}.{name}"

@@ -80,7 +80,7 @@ class ClusterSettings:
         return qualified(namespace, name, self.namespace)
 
     def place_of(self, study: str) -> tuple[str, str]:
-        """The namespace that a study's name within the scheduler stands for, and its name there."""
+        """Return the namespace that a study's name within the scheduler stands for, and its name there."""
         first, dot, rest = study.partition(".")
         is_away = dot and rest and first != self.namespace and first in self.namespaces
         return (first, rest) if is_away else (self.namespace, study)

@@ -103,7 +103,7 @@ class Launcher:
         raise NotImplementedError
 
     def started(self, replica_id: str) -> ReplicaProcess | None:
-        """The process of a replica that `launch` could not tell yet; None while it still cannot be told.
+        """Return the process of a replica that `launch` could not tell yet; None while it is unknown.
 
         Raises LaunchFailed where it could not be started.
         """

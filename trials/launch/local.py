@@ -223,7 +223,7 @@ class LocalLauncher(Launcher):
         return gone
 
     def _status_may_come(self, pid: int) -> bool:
-        """The exit status of a child of ours is a moment away: a busy fork server collects it late."""
+        """Tell whether the exit status of a child of ours is a moment away: a busy fork server collects it late."""
         if pid not in self._started_pids:
             return False
         since = self._started_pids[pid]
@@ -311,7 +311,7 @@ class PendingStarts:
         return any(now - since > PATIENCE_SECONDS for since, _ in self._pending.values())
 
     def begin(self, request: LaunchRequest) -> ReplicaProcess | None:
-        """The process, or None while it is not known yet. Raises LaunchFailed."""
+        """Return the process, or None while it is not known yet. Raises LaunchFailed."""
         start = self._thread.submit(self._start, request)
         try:
             return start.result(WAIT_SECONDS)
@@ -321,7 +321,10 @@ class PendingStarts:
             return None
 
     def ended(self, replica_id: str) -> ReplicaProcess | None:
-        """The process of one that `begin` did not know, once it is there. Raises LaunchFailed where it cannot be."""
+        """Return the process of one that `begin` did not know, once it is there.
+
+        Raises LaunchFailed where it cannot be.
+        """
         pending = self._pending.get(replica_id)
         if pending is None:
             raise LaunchFailed(f"replica {replica_id} is not being started")

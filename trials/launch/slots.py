@@ -106,7 +106,7 @@ def usable_cores() -> tuple[int, ...]:
 
 
 def numa_nodes(folder: Path = Path("/sys/devices/system/node")) -> tuple[tuple[int, ...], ...]:
-    """The cores of each NUMA node; none where the system does not say."""
+    """Return the cores of each NUMA node; none where the system does not say."""
     core_lists = []
     for path in sorted(folder.glob("node[0-9]*/cpulist"), key=lambda path: int(path.parent.name.removeprefix("node"))):
         ranges = [part.split("-") for part in path.read_text().strip().split(",") if part]

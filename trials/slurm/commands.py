@@ -112,7 +112,10 @@ READ_BYTES = 4096
 
 
 def complaint(log: Path, began: int = 0) -> str:
-    """The last lines from the byte ``began`` on that tell of trouble, else the very last one; empty without any."""
+    """Return the last lines from the byte ``began`` on that tell of trouble, else the very last one.
+
+    Empty without any.
+    """
     try:
         with open(log, "rb") as file:
             file.seek(began)

@@ -426,7 +426,7 @@ class TrialStore:
             return list(self._history.get(trial_id, ()))
 
     def recent_history(self, *, limit: int, until: float | None = None, study: str | None = None) -> list[HistoryEntry]:
-        """The latest ``limit`` entries of all trials, or of one study's, not younger than ``until``; the newest first.
+        """Return the latest ``limit`` entries of all trials or a study's, not younger than ``until``, newest first.
 
         Those of one moment come in one order however often they are asked for.
         """

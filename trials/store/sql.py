@@ -381,7 +381,7 @@ def whoami() -> str:
 
 
 def claim(engine: Engine) -> Connection:
-    """The connection that holds the lock, to be kept open; raises StateFolderInUse with its holder's name."""
+    """Return the connection that holds the lock, to be kept open; raise StateFolderInUse with its holder's name."""
     connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
     if connection.execute(sa.select(sa.func.pg_try_advisory_lock(_KEY))).scalar_one():
         return connection

@@ -37,7 +37,7 @@ class Answers:
         self._arrived = threading.Condition()
 
     def to(self, question: Mapping[str, Any], ask: Ask) -> Told:
-        """A question that is asked again, because its answer got lost, gets the same answer."""
+        """Return the answer to a question; one that is asked again, because its answer got lost, gets the same."""
         asked = (question["method"], question["arguments"])
         with self._lock:
             before, answer = self._answers_by_question.get(question["id"], (asked, None))

@@ -98,7 +98,10 @@ class CodeOnCluster:
         return cls(where, environ.get("ELASTUNE_IMAGE", ""))
 
     def place(self, spec: TrialSpec) -> TrialSpec:
-        """The trial with what its replicas need to know; packs the folder at the first call. Raises InvalidSweep."""
+        """Return the trial with what its replicas need to know; packs the folder at the first call.
+
+        Raises InvalidSweep.
+        """
         spec = replace(spec, image=spec.image or self.image)
         if self.where == "image":
             return spec

@@ -46,14 +46,14 @@ Asked = Mapping[str, str] | Iterable[str] | None
 
 
 def sent_environ(asked: Asked, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The default ones and those that were asked for; raises InvalidSweep for names that are not set here."""
+    """Return the default variables and those that were asked for; raise InvalidSweep for names not set here."""
     environ = os.environ if environ is None else environ
     sent = {name: value for name, value in environ.items() if _is_default(name) and not _SECRET.search(name.upper())}
     return {**sent, **_asked_for(asked, environ)}
 
 
 def withheld(asked: Asked, environ: Mapping[str, str] | None = None) -> list[str]:
-    """Settings of well-known tools that could be secrets, and so are not sent unless they are asked for."""
+    """Return settings of well-known tools that could be secrets, and so are not sent unless they are asked for."""
     environ = os.environ if environ is None else environ
     wanted = _asked_for(asked, environ)
     return sorted(name for name in environ if _is_default(name) and _SECRET.search(name.upper()) and name not in wanted)

@@ -50,7 +50,7 @@ def _bytes_of(part: Any) -> int:
 
 
 def _joined(path: str, step: str) -> str:
-    """The first step behind the name of the whole needs no relative clause."""
+    """Join the steps of a way; the first one behind the name of the whole needs no relative clause."""
     return path + step.removeprefix(", which")
 
 
@@ -59,7 +59,7 @@ def _words(error: Exception) -> str:
 
 
 def _way_to(value: Any, path: str, dump: Dump, depth: int, seen: set[int]) -> tuple[str, Any]:
-    """The deepest part that cannot be pickled by itself."""
+    """Return the deepest part that cannot be pickled by itself."""
     seen.add(id(value))
     if depth < DEEPEST:
         for step, part in _parts(value):

@@ -21,7 +21,7 @@ def without_times(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def objective_in(metrics: Mapping[str, float], chosen: str | None, *, minimises: bool) -> float | None:
-    """The one that the user chose, else the loss or what is no loss, as the search goes; None: it is not known."""
+    """Return the metric that the user chose, else the loss or what is no loss, as the search goes; None if unknown."""
     numbers = without_times(metrics)
     if chosen is not None:
         return numbers.get(chosen, numbers.get(f"eval_{chosen}"))

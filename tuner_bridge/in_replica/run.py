@@ -166,7 +166,7 @@ def ask_driver(
     reports: Sequence[Mapping[str, Any]] = (),
     look_up: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
-    """The driver's encoded answer, waited for as long as this replica is wanted.
+    """Return the driver's encoded answer, waited for as long as this replica is wanted.
 
     ``reports``: for the scheduler, which notes them in passing: step, value and progress. ``look_up``: called now and
     then in place of looking whether to leave, for other threads.

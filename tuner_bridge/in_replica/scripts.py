@@ -134,7 +134,7 @@ def program_of(words: Sequence[str], folder: str) -> Script | None:
 
 
 def script(command: str | Sequence[str]) -> Script:
-    """A script and its arguments for ``optimize``: ``script("train.py --epochs 50")``.
+    """Return a script and its arguments for ``optimize``: ``script("train.py --epochs 50")``.
 
     ``command``: one text, split as a shell would, or a list of texts; a leading ``python`` is left out, ``-m module``
     and ``-c code`` work. The script calls ``tuner_bridge.current_trial()``. Raises InvalidSweep for a file that is not

@@ -127,7 +127,7 @@ def receive_from(shipped: ShippedCode, file_of: Callable[[str], Path]) -> Any:
 
 
 def _fetched(digest: str, channel: ControlChannel, environment: ReplicaEnvironment) -> Path:
-    """The scheduler's own file where this machine has it, else a copy that all replicas of the study here share."""
+    """Return the scheduler's own file where this machine has it, else a copy shared by the study here."""
     if environment.code_dir is not None and (environment.code_dir / digest).is_file():
         return environment.code_dir / digest
     folder = (environment.prepared_dir or environment.checkpoint_dir) / "code"
@@ -146,7 +146,7 @@ def _fetched(digest: str, channel: ControlChannel, environment: ReplicaEnvironme
 
 
 def _mapped(path: Path, sizes: Sequence[int]) -> Iterator[memoryview]:
-    """The buffers, without a copy: a page is this process's own when it writes into it."""
+    """Yield the buffers, without a copy: a page is this process's own when it writes into it."""
     with open(path, "rb") as file:
         whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
     start = 0
@@ -211,12 +211,12 @@ def main_module() -> types.ModuleType:
 
 
 def cached(function: Callable[..., Any], maxsize: int | None, typed: bool) -> Any:
-    """A function with an empty cache of its results."""
+    """Return a function with an empty cache of its results."""
     return functools.lru_cache(maxsize=maxsize, typed=typed)(function)
 
 
 def tensor(content: Any, kind: str, shape: Sequence[int], requires_grad: bool) -> Any:
-    """A tensor over an array of bytes."""
+    """Return a tensor over an array of bytes."""
     torch = importlib.import_module("torch")
     made = torch.from_numpy(content).view(getattr(torch, kind)).reshape(tuple(shape))
     return made.requires_grad_(requires_grad)

@@ -42,7 +42,7 @@ def encode_exception(error: BaseException, *, depth: int = 0) -> dict[str, Any]:
 
 
 def decode_exception(document: Mapping[str, Any]) -> Exception:
-    """The exception that was encoded; a RemoteTrialError with its words where it cannot be made again."""
+    """Return the exception that was encoded; a RemoteTrialError with its words where it cannot be made again."""
     error = _made_again(document)
     if error is None:
         error = RemoteTrialError(f"{document['name']}: {decode_value(document['message'])}")
@@ -77,7 +77,10 @@ def _made_again(document: Mapping[str, Any]) -> Exception | None:
 
 
 def _known_type(module_name: str, name: str) -> type[Exception] | None:
-    """A class of this process by its name; looked up without asking the module, which could answer by code."""
+    """Return a class of this process by its name.
+
+    Looked up without asking the module, which could answer by code.
+    """
     module = builtins if module_name == "builtins" else sys.modules.get(module_name)
     kind = None if module is None else vars(module).get(name)
     return kind if isinstance(kind, type) and Exception in type.mro(kind) else None

@@ -456,7 +456,7 @@ def _serve(experiment: Mapping[str, Any], send: Callable[[Mapping[str, Any]], No
 
 
 def _take_standard_output() -> TextIO:
-    """The line to the manager; what anything else prints goes to standard error."""
+    """Return the line to the manager; what anything else prints goes to standard error."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return out

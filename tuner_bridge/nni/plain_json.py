@@ -24,7 +24,7 @@ _PLAIN_ARRAY = re.compile(r"^(bool_?|u?int(8|16|32|64)|float(16|32|64)|complex(6
 
 
 def check_parameter(text: str) -> str:
-    """The text, if nothing in it would be unpickled; raises InvalidValue otherwise, and for what is no JSON."""
+    """Return the text, if nothing in it would be unpickled; raise InvalidValue otherwise, and for what is no JSON."""
 
     def check(name: str, value: Any) -> None:
         if name == PICKLED or (name in NAMING and "bytes:" in str(value)[:80]):

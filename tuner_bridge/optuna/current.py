@@ -28,7 +28,7 @@ class _Current:
 
 
 def current_trial() -> BaseTrial:
-    """The trial that this script runs for; the same object at every call."""
+    """Return the trial that this script runs for; the same object at every call."""
     if _Current.trial is None:
         _Current.trial = _trial_of_ones_own()
     return _Current.trial
@@ -101,7 +101,7 @@ def _parameters(text: str) -> dict[str, Any]:
 
 
 def TorchDistributedTrial(trial: BaseTrial | None = None, group: Any = None, device: Any = None) -> BaseTrial:  # noqa: N802
-    """The trial that every replica has already; ``group`` and ``device`` are not needed.
+    """Return the trial that every replica has already; ``group`` and ``device`` are not needed.
 
     Numbers arrive as the sampler drew them, in 64 bits, and an exception reaches all replicas. The loop in which the
     ranks above 0 call the objective with None goes away: every replica runs the objective.

@@ -39,11 +39,11 @@ def elastic(
     fresh_processes: bool = False,
     trackers: Sequence[Tracker] = (),
 ) -> ElasticObjective:
-    """The objective whose trials are elastic jobs: ``study.optimize(elastic(train), n_trials=64, n_jobs=8)``.
+    """Return the objective whose trials are elastic jobs: ``study.optimize(elastic(train), n_trials=64, n_jobs=8)``.
 
     The options are ``optimize``'s. The scheduler starts with the first trial and ends with the process, or with the
-    block of ``with elastic(train) as objective:``. Everything around the trials is Optuna's: a sweep that is killed
-    is not resumed, and Ctrl-C waits for running trials where ``n_jobs`` is not 1; ``optimize`` does better in both.
+    block of ``with elastic(train) as objective:``. Everything around the trials is Optuna's: a sweep that is killed is
+    not resumed, and Ctrl-C waits for running trials where ``n_jobs`` is not 1; ``optimize`` does better in both.
 
     Raises what ``optimize`` raises for what cannot be run.
     """

@@ -10,7 +10,7 @@ from scheduler.client.connection import SchedulerClient
 
 
 def page_link(client: SchedulerClient) -> str:
-    """An address that opens the page once."""
+    """Return an address that opens the page once."""
     return f"{client.url}{client.request('POST', '/page/links', {})['path']}"
 
 

@@ -280,7 +280,7 @@ def scheduler_for(
     settings: Mapping[str, str] = MappingProxyType({}),
     leaves_nothing: bool = False,
 ) -> Iterator[tuple[SchedulerClient, EmbeddedScheduler | None]]:
-    """The scheduler that ELASTUNE_URL names, or one of our own for the duration of the sweep.
+    """Yield the scheduler that ELASTUNE_URL names, or one of our own for the duration of the sweep.
 
     ``preload``: modules that the latter has in memory for the replicas that it starts; ``settings``: variables that
     those go by. ``leaves_nothing``: its folder goes when the sweep ends well, unless it was asked for.
@@ -344,7 +344,7 @@ def _check_amounts(n_trials: Any, timeout: Any, n_jobs: Any) -> None:
 
 
 def _again(client: SchedulerClient) -> SchedulerClient:
-    """A scheduler named by ELASTUNE_URL comes back under its own address."""
+    """Return the client again: a scheduler named by ELASTUNE_URL comes back under its own address."""
     return client
 
 

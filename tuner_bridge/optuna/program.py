@@ -101,7 +101,7 @@ def program(
     report: str | None = None,
     value: str | None = None,
 ) -> Program:
-    """A command as an objective: ``program("./train --lr {lr}", {"lr": FloatDistribution(1e-4, 1.0, log=True)}, ...)``.
+    """Make a command an objective: ``program("./train --lr {lr}", {"lr": FloatDistribution(1e-4, 1.0)}, ...)``.
 
     ``command``: split as a shell would, and run without one; names of the ``space`` in braces are replaced by what the
     trial has drawn. ``report``: a regular expression of lines that report, whose group ``value`` (or the first) is the

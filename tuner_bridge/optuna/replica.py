@@ -25,7 +25,7 @@ def main() -> int:
 
 
 def prepare(replica: Participant, document: Mapping[str, Any]) -> Callable[[], Any]:
-    """The objective of the trial that the scheduler describes, with the trial that it is called with."""
+    """Return the objective of the trial that the scheduler describes, with the trial that it is called with."""
     payload = document["payload"]
     trial = ElasticTrial(
         replica,
@@ -52,7 +52,7 @@ def prepare(replica: Participant, document: Mapping[str, Any]) -> Callable[[], A
 
 
 def _reporting_all(trial: ElasticTrial, run: Callable[[], Any]) -> Any:
-    """The study hears what was reported before it hears how the trial ended."""
+    """Have the study hear what was reported before it hears how the trial ended."""
     try:
         value = run()
     except (PeerLost, ControlChannelError, JoinAgain):

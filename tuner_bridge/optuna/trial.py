@@ -84,7 +84,10 @@ class ElasticTrial(optuna.Trial):
     # ------------------------------------------------------------------ asking the driver
 
     def _ask(self, method: str, **arguments: Any) -> Any:
-        """The driver's answer; raises the exception that the real trial raised. Pending reports go along."""
+        """Ask the driver; raise the exception that the real trial raised.
+
+        Pending reports go along. Pending reports go along.
+        """
         reports = self._reports.take() if self._core.reports else []
         try:
             answer = self._put(method, arguments, reports)
@@ -188,7 +191,7 @@ class ElasticTrial(optuna.Trial):
         return self._has_reported
 
     def last_report(self) -> float | None:
-        """The value at the trial's last step, whichever replica reported it; None without any."""
+        """Return the value at the trial's last step, whichever replica reported it; None without any."""
         found = self._ask("last_report")
         return None if found is None else float(found)
 

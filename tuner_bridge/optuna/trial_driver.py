@@ -179,10 +179,10 @@ class OptunaDriver(StudyDriver):
         follow: Follow = lambda trial, step, value, is_last: trial,
         submitted: Callable[[str], None] = lambda trial_id: None,
     ) -> Any:
-        """The objective as Optuna calls it: returns the value, raises TrialPruned or the objective's exception.
+        """Run the objective as Optuna calls it: return the value, raise TrialPruned or the objective's exception.
 
-        ``follow``: may have other trials of the study follow this one while its elastic trial trains on.
-        ``submitted``: told the elastic trial's id.
+        ``follow``: may have other trials of the study follow this one while its elastic trial trains on. ``submitted``:
+        told the elastic trial's id.
         """
         prunes = not isinstance(self.study.pruner, optuna.pruners.NopPruner)
         if trial.user_attrs.get(TRIAL_ATTRIBUTE) != self.study_key:
@@ -461,7 +461,7 @@ def _conclude(summary: Mapping[str, Any]) -> Any:
 
 
 def _within_space(study: optuna.Study, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The values as the study's own trials have them; raises ValueError for one that it would never draw.
+    """Return the values as the study's own trials have them; raise ValueError for one that it would never draw.
 
     They come as a display has them: of a categorical choice its text.
     """
@@ -492,7 +492,7 @@ def _reported_steps(study: optuna.Study, trial: optuna.Trial) -> set[int]:
 
 
 def _study_key(study: optuna.Study) -> str:
-    """The study's name among all studies of a scheduler: two databases may hold studies of one name."""
+    """Return the study's name among all studies of a scheduler: two databases may hold studies of one name."""
     attributes = study.user_attrs
     if STUDY_ATTRIBUTE not in attributes:
         study.set_user_attr(STUDY_ATTRIBUTE, uuid.uuid4().hex[:8])

@@ -14,7 +14,7 @@ def remaining_epochs_until(num_epochs: int) -> Iterator[int]:
 
 
 def current_epoch() -> int | None:
-    """The epoch being trained, None outside of ``remaining_epochs_until``."""
+    """Return the epoch being trained, None outside of ``remaining_epochs_until``."""
     core_of_job()
     return api.current_epoch()
 

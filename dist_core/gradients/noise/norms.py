@@ -45,7 +45,7 @@ def _at_least_single(tensor: torch.Tensor) -> torch.dtype:
 
 
 def values_of(gradient: torch.Tensor) -> torch.Tensor:
-    """A gradient's numbers as a flat tensor; of a sparse one, those that are there."""
+    """Return a gradient's numbers as a flat tensor; of a sparse one, those that are there."""
     gradient = local_of(gradient)
     return gradient.coalesce().values().reshape(-1) if gradient.is_sparse else in_memory_order(gradient)
 
@@ -71,7 +71,7 @@ class Segment:
 
 
 def segments_of(parameters: Iterable[torch.Tensor]) -> tuple[Segment, ...]:
-    """The segments of a buffer that holds these parameters' gradients one after another."""
+    """Return the segments of a buffer that holds these parameters' gradients one after another."""
     segments = []
     start = 0
     for parameter in parameters:
@@ -81,7 +81,10 @@ def segments_of(parameters: Iterable[torch.Tensor]) -> tuple[Segment, ...]:
 
 
 def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """A flat view in the order of memory, which is how buckets hold dense tensors of any stride; else a flat copy."""
+    """Return a flat view in the order of memory, which is how buckets hold dense tensors of any stride.
+
+    Else a flat copy.
+    """
     if tensor.is_contiguous():
         return tensor.view(-1)
     expected = 1

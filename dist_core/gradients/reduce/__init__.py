@@ -26,7 +26,10 @@ STRATEGIES: dict[str, Callable[..., ReductionStrategy]] = {
 
 
 def reduction_strategy(name: str | ReductionStrategy, **options: Any) -> ReductionStrategy:
-    """The strategy of that name; raises InvalidTraining for one that does not exist or options it does not have."""
+    """Return the strategy of that name.
+
+    Raise InvalidTraining for one that does not exist or options it does not have.
+    """
     if not isinstance(name, str):
         return name
     if name not in STRATEGIES:

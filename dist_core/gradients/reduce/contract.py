@@ -47,7 +47,7 @@ class ReductionStrategy:
         raise NotImplementedError
 
     def reduce(self, bucket: Bucket) -> ReducedBucket:
-        """The sum over the replicas; may be the buffer itself, changed in place. Errors come with the future."""
+        """Return the sum over the replicas; may be the buffer itself, changed in place. Errors come with the future."""
         raise NotImplementedError
 
 

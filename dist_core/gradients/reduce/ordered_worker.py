@@ -24,7 +24,7 @@ class OrderedWorker:
         """Streams by device, on which jobs wait so that the backward pass does not."""
 
     def submit(self, job: Callable[[], torch.Tensor], *, on: torch.device) -> ReducedBucket:
-        """The job's tensor on that device, later; its exception becomes the future's."""
+        """Return the job's tensor on that device, later; its exception becomes the future's."""
         device = device_of(on)
         result, asked = device.future(), device.mark()
         self._line.put(lambda: self._do(job, device, asked, result))

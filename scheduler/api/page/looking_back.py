@@ -75,7 +75,7 @@ def looking_back_routes(service: Service, access: ClientAccess) -> APIRouter:
 
     @routes.get("/curves")
     def curves(client: Client, trial: list[str] = Query(max_length=MOST_CURVES)) -> dict[str, list[list[Any]]]:  # noqa: B008  # as FastAPI has it
-        """Reports of several trials: step, value, progress, and when it came."""
+        """Return reports of several trials: step, value, progress, and when it came."""
         curves_by_trial = {}
         for trial_id in trial:
             try:

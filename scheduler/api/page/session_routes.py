@@ -29,7 +29,7 @@ def session_routes(service: Service) -> APIRouter:
 
     @routes.post("/session")
     def begin(body: SessionBody, request: Request, response: Response) -> dict[str, str]:
-        """A cookie for the code of a link, or for a token."""
+        """Return a cookie for the code of a link, or for a token."""
         identity = service.sessions.redeem(body.code) if body.code else None
         if identity is None and body.token:
             identity = service.tokens.identify(body.token.strip())
@@ -54,7 +54,7 @@ def session_routes(service: Service) -> APIRouter:
 
     @routes.post("/links", dependencies=[Depends(calling_client)])
     def link(client: Client, body: LinkBody) -> dict[str, Any]:
-        """The path of a link that opens the page once."""
+        """Return the path of a link that opens the page once."""
         identity = client
         if client.access is Access.OWNER and body.access == "read":
             identity = Identity(Access.READ)

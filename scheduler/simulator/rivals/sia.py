@@ -44,7 +44,10 @@ class SiaPolicy:
 def assign_by_programme(
     snapshot: Snapshot, views: Sequence[TrialView], groups: Sequence[NodeGroup]
 ) -> Mapping[str, int]:
-    """The group of nodes that the programme over all of them puts each trial into; where it is, for one left out."""
+    """Return the group of nodes that the programme over all of them puts each trial into.
+
+    Where it is, for one left out.
+    """
     options = _Options(snapshot, views, groups)
     assigned: dict[str, int] = {}
     for row, view in enumerate(views):

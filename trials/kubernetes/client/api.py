@@ -70,7 +70,7 @@ class ClusterApi(Protocol):
     def patch(
         self, kind: Collection, namespace: str | None, name: str, change: Mapping[str, Any], part: str | None = None
     ) -> Document:
-        """A merge patch (RFC 7386): what is null in it is removed."""
+        """Apply a merge patch (RFC 7386): what is null in it is removed."""
         ...
 
     def delete(self, kind: Collection, namespace: str | None, name: str, *, grace_seconds: int | None = None) -> None:
@@ -132,7 +132,7 @@ class KubernetesApi:
                 raise
 
     def log(self, namespace: str, pod: str, *, most_bytes: int) -> str:
-        """The end of what the pod's replica printed."""
+        """Return the end of what the pod's replica printed."""
         query = {"limitBytes": str(most_bytes), "tailLines": "20000"}
         return self._send("GET", PODS.path(namespace, pod, "log"), None, query, "application/json", (1.0, 3.0)).decode(
             errors="replace"
@@ -182,7 +182,7 @@ class KubernetesApi:
         content: str = "application/json",
         timeout: tuple[float, float] | None = None,
     ) -> Any:
-        """The library's response, whatever its status and not read yet."""
+        """Return the library's response, whatever its status and not read yet."""
         call = self.client.param_serialize(
             method=method,
             resource_path=path,

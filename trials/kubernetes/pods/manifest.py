@@ -118,7 +118,7 @@ def _main_container(spec: Document) -> Document:
 
 
 def _environ(request: LaunchRequest, given: Sequence[Mapping[str, Any]], image: str, grace: int) -> list[Document]:
-    """The pod's variables: the template's, then the trial's and the suite's own."""
+    """Return the pod's variables: the template's, then the trial's and the suite's own."""
     start = {
         "entrypoint": request.entrypoint,
         "working_dir": request.working_dir,

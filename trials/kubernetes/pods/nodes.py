@@ -126,7 +126,7 @@ def _how_many(has: Mapping[str, Decimal], wanted: Mapping[str, Decimal]) -> int:
 
 
 def _how_many_pods(node: Mapping[str, Any], name: str, foreign: Mapping[str, Amounts]) -> int:
-    """A node takes no more pods than it says, whatever they request."""
+    """Return how many more pods a node takes, whatever they request."""
     most = (node.get("status") or {}).get("allocatable", {}).get("pods")
     if most is None:
         return 2**31

@@ -62,7 +62,7 @@ def _main_has_ended(status: Mapping[str, Any]) -> bool:
 
 
 def _is_held_or_pulls(status: Mapping[str, Any]) -> bool:
-    """A queue has not let it in yet, or its image is on the way."""
+    """Tell whether a queue has not let the pod in yet, or its image is on the way."""
     held = any(condition.get("reason") == "SchedulingGated" for condition in status.get("conditions") or ())
     reasons = {reason for reason, _ in _waiting(status)}
     return held or (bool(reasons) and reasons <= {"ContainerCreating", "PodInitializing"})

@@ -120,7 +120,7 @@ def trial_document(
     owner: Mapping[str, Any] | None,
     labels: Mapping[str, str],
 ) -> Document:
-    """A trial that a front end submits; ``study``: the name of its study within the namespace."""
+    """Return the document of a trial that a front end submits; ``study``: its name within the namespace."""
     # Empty texts stay out: not every API server tells them from null.
     spec_document = {SPEC_KEYS[name]: value for name, value in spec.to_json().items() if value != ""}
     spec_document["study"] = study
@@ -132,7 +132,7 @@ def trial_document(
 
 
 def record_status(record: TrialRecord) -> Document:
-    """The part of the status that says what the scheduler has decided, and what people see of it."""
+    """Return the part of the status that says what the scheduler has decided, and what people see of it."""
     return {
         "phase": record.state.value.capitalize(),
         "reason": record.reason.code or None,
@@ -212,7 +212,7 @@ def trial_object(document: Mapping[str, Any], trial_id: str, number: int | None 
 
 
 def merged(below: Mapping[str, Any], change: Mapping[str, Any]) -> Document:
-    """A merge patch (RFC 7386) applied to a document, or to an earlier patch: then what it removes stays named."""
+    """Apply a merge patch (RFC 7386) to a document, or to an earlier patch: then what it removes stays named."""
     result = dict(below)
     for key, value in change.items():
         present = result.get(key)
@@ -293,7 +293,7 @@ def history_from(trial_id: str, text: str) -> HistoryEntry:
 
 
 def study_key(document: Mapping[str, Any], home: str) -> str:
-    """The study's name within the scheduler."""
+    """Return the study's name within the scheduler."""
     metadata = document["metadata"]
     return qualified(
         metadata.get("namespace", home), (document.get("spec") or {}).get("name") or metadata["name"], home

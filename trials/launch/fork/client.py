@@ -174,11 +174,14 @@ class ForkServers:
     # ------------------------------------------------------------------ which process forks a replica
 
     def _fixed(self, code: _Code) -> list[_Server]:
-        """Processes of fixed modules to fork it from: those that have torch in memory, or those that do not."""
+        """Return processes of fixed modules to fork it from: those that have torch in memory, or those that do not."""
         return [server for server in self._chain if server.will_have_torch == code.wants_torch] or self._chain[:1]
 
     def _leaf_for(self, code: _Code, request: LaunchRequest) -> _Server | None:
-        """The process with what this code needs beyond the fixed modules, perhaps on its way; None where none helps."""
+        """Return the process with what this code needs beyond the fixed modules, perhaps on its way.
+
+        None where none helps.
+        """
         candidates = self._fixed(code)
         fixed = _fullest(candidates)
         if not fixed.ready or any(each.is_on_its_way for each in candidates):
@@ -437,5 +440,5 @@ class _Server:
 
 
 def _fullest(servers: Sequence[_Server]) -> _Server:
-    """The one with the most modules in memory that is ready, of servers in the order of what they have."""
+    """Return the ready server with the most modules in memory, of servers in the order of what they have."""
     return next((server for server in reversed(servers) if server.ready), servers[0])

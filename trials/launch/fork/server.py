@@ -446,7 +446,7 @@ class LoadedSources:
             self._seen.setdefault(path, _stamp(path))
 
     def changed(self) -> str | None:
-        """A path whose content is not what was loaded, None when all are as they were."""
+        """Return a path whose content is not what was loaded, None when all are as they were."""
         return next((path for path, stamp in self._seen.items() if _stamp(path) != stamp), None)
 
 
@@ -503,7 +503,7 @@ class Child:
 
 
 def kind_of(request: Mapping[str, Any]) -> object:
-    """Processes that have been a replica of one kind may become another one of it."""
+    """Return the kind of replica: its process may become another one of the same kind."""
     names = ("study", "entrypoint", "working_dir", "python_path", "code")
     environ = request["environ"].items()
     same = {name: value for name, value in environ if not name.startswith("ELASTUNE_") or name in LOADED_BY}
