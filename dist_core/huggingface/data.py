@@ -29,7 +29,7 @@ class TrainingPass(InPlaceOfLoader):
         return iter(self.loader)
 
 
-def refuse_another_loader(theirs: Any, batch: int) -> None:
+def refuse_another_loader(theirs: Any, args: Any) -> None:
     """Raise InvalidTraining for a training loader whose batches are not what the trainer's arguments say."""
     if not isinstance(theirs, DataLoader):
         raise InvalidTraining(
@@ -38,10 +38,11 @@ def refuse_another_loader(theirs: Any, batch: int) -> None:
             "method in the class that elastic() is given"
         )
     cut = getattr(theirs.batch_sampler, "batch_size", theirs.batch_size)
-    if cut is not None and cut != batch:
+    # The trainer's own has a batch for each GPU that the process sees.
+    if cut not in (None, args.per_device_train_batch_size, args.train_batch_size):
         raise InvalidTraining(
-            f"get_train_dataloader() returned batches of {cut} samples, but per_device_train_batch_size is {batch}, "
-            "by which steps are counted and shared. Set both to one number"
+            f"get_train_dataloader() returned batches of {cut} samples, but per_device_train_batch_size is "
+            f"{args.per_device_train_batch_size}, by which steps are counted and shared. Set both to one number"
         )
 
 

@@ -100,7 +100,7 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
     def get_train_dataloader(self) -> Any:
         theirs = cast("Any", super()).get_train_dataloader()
         args, most = self._me.args, self._me.args.per_device_train_batch_size
-        refuse_another_loader(theirs, most)
+        refuse_another_loader(theirs, args)
         accumulates = args.gradient_accumulation_steps > 1
         loader = loader_like(
             theirs,
@@ -198,7 +198,7 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
 
     def set_initial_training_values(self, args: Any, dataloader: Any, *others: Any) -> Any:
         if not isinstance(dataloader, TrainingPass):
-            refuse_another_loader(dataloader, self._me.args.per_device_train_batch_size)
+            refuse_another_loader(dataloader, self._me.args)
         self._training = dataloader
         return cast("Any", super()).set_initial_training_values(args, dataloader, *others)
 
