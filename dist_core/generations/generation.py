@@ -101,7 +101,7 @@ class Generation:
         self.prepared = None
 
     def begin_anew(self) -> None:
-        """Run a joiner's code again from its top, for a later epoch."""
+        """Forget the group: a joiner's code is about to run again from its top, for a later epoch."""
         self.joined = False
         self.group = lone_group()
         self.broken = None

@@ -44,7 +44,7 @@ class Summed(Stateful, Protocol):
     def receive(self, key: str, total: float | None) -> None: ...
 
     def settle(self) -> bool:
-        """Sum what every replica has added, collectively; end, or return False, if one is lost."""
+        """Sum what every replica has added, collectively; return False if one was lost meanwhile."""
         ...
 
     def begin_epoch(self) -> None: ...
@@ -166,11 +166,7 @@ class RunningSums(Voter, Listener):
         return slots[_LEFT_OUT] > 0 or not agreed
 
     def settle(self) -> None:
-        """Sum what every replica has added, collectively; end, or return False, if one is lost.
-
-        Ends if a replica is lost. Survivors of which some have a sum and others do not have met in different numbers,
-        and cannot go on together.
-        """
+        """Sum what every replica has added, collectively; stop early if a replica is lost."""
         for accumulator in self:
             if not accumulator.settle():
                 return

@@ -74,5 +74,5 @@ class StepRecord(Listener):
         self.meetings = 0
 
     def go_on_from(self, furthest: Standing) -> None:
-        """Run the body of the step again, here and there."""
+        """Note how many updates the furthest survivor had made: the body of the step runs again."""
         self._updates_before, self._updates = furthest.updates, 0

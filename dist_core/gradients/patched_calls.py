@@ -166,7 +166,7 @@ def updating() -> Iterator[None]:
 
 
 def _watch_scalers() -> None:
-    """Make a scaler that works for one of our optimizers without having been given its model's."""
+    """Have a scaler that was not given adopted by the model of the optimizer that it works for."""
 
     def watch(name: str) -> None:
         original: Callable[..., Any] = getattr(torch.amp.GradScaler, name)

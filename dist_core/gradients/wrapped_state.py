@@ -137,7 +137,7 @@ class WrappedState:
         self._load_scaler()
 
     def _signature(self) -> list[str]:
-        """Return the trainable parameters in order: replicas reduce them by position."""
+        """Return a text for each trainable parameter, in order: replicas reduce them by position."""
         return [_signed(name, each) for name, each in self._module.named_parameters() if each.requires_grad]
 
     def _follows(self, theirs: list[str]) -> bool:

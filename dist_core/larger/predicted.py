@@ -75,9 +75,9 @@ def model_costs(
 
 
 def _parameter_bytes(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer], factor: float) -> int:
-    """Return the bytes of weights, gradients and state.
+    """Return bytes of weights, gradients and state, over ``factor``.
 
-    Frozen weights and those of no optimizer have only the first.
+    Weights that are not trained have no more than themselves.
     """
     trained = {id(each) for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]}
     return sum(

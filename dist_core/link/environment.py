@@ -185,7 +185,7 @@ def standalone_checkpoint_dir(environ: Mapping[str, str] | None = None) -> Path 
 
 
 def standalone_members(environ: Mapping[str, str] | None = None) -> int:
-    """Return processes that a replica consists of where no scheduler says so: ``ELASTUNE_MEMBERS``, or 1."""
+    """Return the number of processes of a replica where no scheduler says so: ``ELASTUNE_MEMBERS``, or 1."""
     environ = os.environ if environ is None else environ
     text = environ.get("ELASTUNE_MEMBERS", "1")
     if not text.isdigit() or int(text) < 1:

@@ -18,7 +18,7 @@ class Position:
     # ------------------------------------------------------------------ what moves it: nobody else writes it
 
     def begin_run(self) -> None:
-        """Begin the code from its top; nothing of what an earlier run has made is settled."""
+        """Reset the position: the code begins from its top, and nothing of an earlier run is settled."""
         self.runs += 1
         self.epoch = self.steps = 0
         self.progress = self.progress_shift = self.schedule_position = 0.0

@@ -14,7 +14,7 @@ from dist_core.state.states import Stateful
 
 
 def init_process_group(backend: str | None = None, *_: Any, **__: Any) -> None:
-    """Do nothing, for scripts written for AdaptDL; the group forms by itself at the first training step.
+    """Make this process's replica, for scripts written for AdaptDL; the group forms at the first training step.
 
     ``backend`` is ignored: NCCL is used between GPUs, Gloo between CPUs.
     """

@@ -211,10 +211,7 @@ class StepPasses(PassesOfSteps):
             self.over.group.norms = None
 
     def _whole_gradient_is_there(self) -> None:
-        """Note that the last micro-batch is through a backward pass.
-
-        Several replicas have corrected their buckets already.
-        """
+        """Join the gradients of a step's passes after the last backward pass, and measure them."""
         if self.place.step is not None:
             self._measure_part()
         self._earlier_gradients.join(self.over.group.correction if self.over.is_alone else 1.0)

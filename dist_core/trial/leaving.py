@@ -41,7 +41,7 @@ class Leaving(Listener):
         signal.signal(signal.SIGINT, leave)
 
     def ask(self) -> None:
-        """Save and leave at the next place where that is possible."""
+        """Ask this replica to save and leave at the next place where that is possible."""
         self._leave_requested = True
 
     @property

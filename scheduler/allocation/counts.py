@@ -48,7 +48,7 @@ def exact_counts(counts: Integers, values: Floats, total: int) -> Integers:
 
 
 def greedy_counts(counts: Integers, values: Floats, total: int) -> Integers:
-    """Return steps along the concave envelopes, steepest first; O(n log n) in trials x counts."""
+    """Return each trial's index in ``counts``, by steps along the concave envelopes, steepest first."""
     start = np.argmax(np.isfinite(values), axis=1)
     left = total - int(counts[start].sum())
     sizes = counts.tolist()

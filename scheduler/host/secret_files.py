@@ -58,7 +58,7 @@ def secrets_in_folder(folder: Path, owner: str | None = None) -> Secrets:
 
 
 def save_in_folder(folder: Path, kept: Secrets, *, with_owner: bool = True) -> None:
-    """Save the file durably."""
+    """Save the secrets in the folder, durably."""
     document = {"key": kept.key, "versions": dict(kept.versions)}
     write_durably(folder / "tokens.json", json.dumps(document))
     if with_owner:

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def clean(api: ClusterApi, namespaces: tuple[str, ...], *, wait_seconds: float = WAIT_SECONDS) -> None:
-    """Remove all trials and return when none is left; raise ClusterUnreachable."""
+    """Delete all trials and studies, and after ``wait_seconds`` their finalizers; raise ClusterUnreachable."""
     for namespace in namespaces:
         for kind in (TRIALS, STUDIES):
             for document in _all(api, kind, namespace):

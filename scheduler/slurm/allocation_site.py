@@ -82,7 +82,7 @@ class AllocationSite(AgentSite):
             )
 
     def drain(self) -> None:
-        """Do nothing: the allocation's job ends with the scheduler, in most cases."""
+        """Have all agents' replicas save and leave; the allocation's job ends with the scheduler, in most cases."""
         self.roster.dismiss_all(DRAIN_SECONDS)
 
     def _look(self) -> None:

@@ -486,7 +486,7 @@ class FirstWords:
         self._said = ""
 
     def look(self) -> None:
-        """Look again and again until the trial has begun; tell each reason once."""
+        """Look, now and then, why the trial has not begun; tell each reason once."""
         now = self._clock()
         if now < self._looks_at:
             return

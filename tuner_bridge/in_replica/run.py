@@ -138,7 +138,7 @@ def _failed(replica: Participant, error: BaseException) -> int:
 
 
 def _tell(replica: Participant, **outcome: Any) -> None:
-    """Tell the outcome, trying for as long as the lease lasts: the scheduler may be being restarted."""
+    """Tell the outcome, trying for a minute: the scheduler may be being restarted."""
     assert replica.channel is not None
     replica.channel.request("POST", "/outcome", outcome, give_up_after=60.0)
 

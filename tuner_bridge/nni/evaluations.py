@@ -50,7 +50,7 @@ class Evaluations:
             self._tell(value)
 
     def end(self) -> None:
-        """Note that the script has ended, perhaps without a final result."""
+        """Report the last evaluation as the final result, if the script has ended without one."""
         if self._last is None or self._code_tells_results() or present_channel().finals:
             return
         self._tell_held()

@@ -29,7 +29,7 @@ def session_routes(service: Service) -> APIRouter:
 
     @routes.post("/session")
     def begin(body: SessionBody, request: Request, response: Response) -> dict[str, str]:
-        """Return a cookie for the code of a link, or for a token."""
+        """Set a cookie for the code of a link, or for a token; return what it may access."""
         identity = service.sessions.redeem(body.code) if body.code else None
         if identity is None and body.token:
             identity = service.tokens.identify(body.token.strip())

@@ -353,7 +353,10 @@ class ClusterBacking(Backing):
     # ------------------------------------------------------------------ writing soon
 
     def note(self, trial_id: str, change: Mapping[str, Any], *, soon: bool = True) -> None:
-        """Write a change; ``soon``: with the next flush, else with whatever else is written of the trial."""
+        """Note a change to be written.
+
+        ``soon``: with the next flush, else with whatever else is written of the trial.
+        """
         kept = self.trials.get(trial_id)
         if kept is None:
             return
