@@ -391,7 +391,7 @@ def compiled_graphs() -> int:
 def memory_of(tensor: torch.Tensor) -> int:
     """Return a number for the memory that a tensor and its views share.
 
-    On the meta device, where none has an address, too.
+    It tells them apart on the meta device too, where none has an address.
     """
     return int(tensor.untyped_storage()._cdata)
 

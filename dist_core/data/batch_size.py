@@ -225,10 +225,9 @@ class SizeCosts:
             self.seconds = max(0.0, steps[0] - median(steps[1:]))
 
     def is_repaid(self, atomic: int, ratio: float, now: float) -> bool:
-        """Tell whether a size with ``ratio`` times the present goodput makes up for its cost.
+        """Tell whether a size with ``ratio`` times the present goodput soon makes up for its cost.
 
-        In as long as the latest new size has been in use by now: so changes that cost come at intervals in which the
-        one before has paid.
+        Soon is the time that the latest new size has been in use by now, so that each change pays before the next.
         """
         if atomic in self._steps or self.seconds == 0.0:
             return True

@@ -117,9 +117,9 @@ class Heal:
     def meet_if_awaited(
         self, prepared: Prepared, survivor: Survivor, *, enter: Callable[[Healed], None]
     ) -> Healed | None:
-        """Meet if a replica of the generation to enter heals, which has no joiners; None if none does. Collective.
+        """Meet in a generation without joiners if any of its replicas heals; return None if none does. Collective.
 
-        Otherwise this one has entered with those that do. Raises PeerLost when one of its members is gone.
+        If one does, this replica has entered with it on return. Raises PeerLost when a member is gone.
         """
         with self._losses.meeting(prepared) as group:
             if not _say_who_heals(group, heals=False):

@@ -38,9 +38,9 @@ def largest_microbatch(found: Partition, terms: PipelineTerms, room: float) -> i
 def divided(examples: int, most: int, num_stages: int, multiple_of: int, largest: int | None = None) -> list[Division]:
     """Divide all examples into at most ``most`` microbatches, and a rest behind them.
 
-    Nothing is where the examples can be divided evenly into no fewer microbatches than stages. ``multiple_of``: what
-    the schedule wants their number to be divisible by. More than ``most``, where memory has room for ``largest``
-    examples in one.
+    There is no rest where the examples can be divided evenly into no fewer microbatches than stages. ``multiple_of``:
+    what the schedule wants their number to be divisible by. There are more than ``most`` where memory has room for
+    ``largest`` examples in one.
     """
     least = 1 if largest is None else -(-examples // largest)
     most = max(most, least)

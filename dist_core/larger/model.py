@@ -118,7 +118,7 @@ class ElasticModel(MeasuredModel, nn.Module):
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """Return the whole model's weights and buffers on the CPU; nothing on processes but a replica's first.
 
-        However it is held. All processes of a replica have to call it. Raises PeerLost.
+        It does not matter how the model is held. All processes of a replica have to call it. Raises PeerLost.
         """
         return self.inner.full_state_dict()
 

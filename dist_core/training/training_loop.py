@@ -331,13 +331,13 @@ class TrainingLoop:
         return max(2, min(self._loader.batch_size, 32, core.memory_limit.most_examples or 32))
 
     def _passes_before(self, core: Replica) -> int | None:
-        """Return the passes over the data before the present loop, if the trial was resumed within it."""
+        """Return the number of passes over the data before the present loop, if the trial was resumed within it."""
         if core.position.is_resumed and not core.generation.joining:
             return self._passes_at_start_of(core, core.position.loops_begun + 1)
         return None
 
     def _passes_at_start_of(self, core: Replica, loop: int) -> int | None:
-        """Return passes over the data before the epoch's loop of that number, if that is the trial's latest."""
+        """Return the number of passes over the data before that loop of the epoch, if it is the trial's latest."""
         if core.position.loop_start is not None:
             number, passes = core.position.loop_start
             if number == loop:

@@ -23,7 +23,7 @@ class UserSteps:
         self.per_epoch = per_epoch
 
     def of_epoch_behind(self, place: StepPlace) -> int | None:
-        """Return steps of the present epoch, the one that runs included; None where an epoch has no length."""
+        """Return the number of steps of the present epoch, the one that runs included; None where it has no length."""
         size = self._loader.epoch_size
         if size is None:
             return None

@@ -12,7 +12,7 @@ from scheduler.api.tokens import Access, Identity
 async def calling_client(request: Request) -> Identity:
     """Return the calling client (a tuner, the command line, a dashboard), as the gate has found out.
 
-    Of no thread's own: nothing waits.
+    It runs in no thread of its own, because it waits for nothing.
     """
     return identity_of(request)
 

@@ -21,10 +21,7 @@ def address_towards(host: str) -> str:
 
 
 def address_of(interface: str) -> str:
-    """Return the interface's IPv4 address, else its IPv6 one; raise OSError where it has none.
-
-    Raises OSError where it has none.
-    """
+    """Return the interface's IPv4 address, else its IPv6 one; raise OSError where it has none."""
     interfaces = psutil.net_if_addrs()
     for family in (socket.AF_INET, socket.AF_INET6):
         for address in interfaces.get(interface, ()):

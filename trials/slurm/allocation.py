@@ -26,9 +26,9 @@ ORDINARY_STEPS = 0xFFFFFFF0
 
 
 def allocation(environ: Mapping[str, str], hostnames: Callable[[str], list[str]]) -> Allocation | None:
-    """Return the allocation that this process runs in, or None. ``hostnames`` expands Slurm's short form of nodes.
+    """Return the allocation that this process runs in, or None; ``hostnames`` expands Slurm's short form of nodes.
 
-    None outside of any allocation. In a step that `srun` has started it is the step's nodes: the others may be other
+    In a step that `srun` has started it is the step's nodes: the others may be other
     steps'.
     """
     job = environ.get("SLURM_JOB_ID", "")

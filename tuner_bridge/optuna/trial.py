@@ -86,7 +86,7 @@ class ElasticTrial(optuna.Trial):
     def _ask(self, method: str, **arguments: Any) -> Any:
         """Ask the driver; raise the exception that the real trial raised.
 
-        Pending reports go along. Pending reports go along.
+        Pending reports go along.
         """
         reports = self._reports.take() if self._core.reports else []
         try:

@@ -83,7 +83,7 @@ def segments_of(parameters: Iterable[torch.Tensor]) -> tuple[Segment, ...]:
 def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
     """Return a flat view in the order of memory, which is how buckets hold dense tensors of any stride.
 
-    Else a flat copy.
+    Of any other tensor it is a flat copy.
     """
     if tensor.is_contiguous():
         return tensor.view(-1)

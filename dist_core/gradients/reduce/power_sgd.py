@@ -23,7 +23,7 @@ class PowerSGD(ReductionStrategy):
     def __init__(self, matrix_rank: int = 2, warm_up_steps: int = 20) -> None:
         """Compress to this rank, behind ``warm_up_steps`` uncompressed ones.
 
-        Torch wants at least 2, one a bucket layout.
+        torch needs at least 2 of these, one for each bucket layout.
         """
         if matrix_rank < 1 or warm_up_steps < 2:
             raise InvalidTraining(

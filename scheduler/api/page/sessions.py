@@ -43,10 +43,7 @@ class Sessions:
         self._links: OrderedDict[str, _Link] = OrderedDict()
 
     def link_code(self, identity: Identity, *, lasting: bool = False) -> str:
-        """Return a code that opens one session; ``lasting``: however late it is used.
-
-        ``lasting``: however late it is used.
-        """
+        """Return a code that opens one session; ``lasting``: however late it is used."""
         code = secrets.token_urlsafe(24)
         until = None if lasting else self._clock() + LINK_SECONDS
         with self._lock:

@@ -46,7 +46,7 @@ def assign_by_programme(
 ) -> Mapping[str, int]:
     """Return the group of nodes that the programme over all of them puts each trial into.
 
-    Where it is, for one left out.
+    A trial that the programme leaves out stays in its group.
     """
     options = _Options(snapshot, views, groups)
     assigned: dict[str, int] = {}
