@@ -25,12 +25,8 @@ LEAST_STRETCHES = 4
 MOST_STRETCHES = 200
 """Latest ones that the model is fitted to: a fit takes time that grows with their cube."""
 CANDIDATES = 1000
-REACH = 0.15
-"""Candidates lie at most so far from the winner's parameters, as a part of each space: a trust region.
-
-Far from what was tried, a model of a few noisy stretches is a guess (Eriksson et al., "Scalable Global Optimization via
-Local Bayesian Optimization", NeurIPS 2019).
-"""
+ROUNDS = 3
+"""Rounds of candidates: the first over the whole space, each further one nearer to the best so far."""
 BOUND_SCALE, BOUND_GROWTH = 0.2, 0.4
 """The confidence bound is sqrt(0.2 log(0.4 n)), with the constants of the authors' experiments."""
 Numbers = NDArray[np.float64]
@@ -66,8 +62,7 @@ class Bandit:
 
         Args:
             spaces: the parameters' spaces; those of categories are left out.
-            begins: the stretch to choose parameters for: its time, the score that it begins with, and the parameters
-                of the member that it takes over from.
+            begins: the stretch to choose parameters for: its time and the score that it begins with.
             under_way: stretches whose gain is not known yet.
             random: draws candidates.
         """
@@ -86,23 +81,15 @@ class Bandit:
         context = (begins.before - scores.mean()) / (scores.std() or 1.0)
         waiting = self._inputs(under_way, names, spaces, scores)
         bound = math.sqrt(max(0.0, BOUND_SCALE * math.log(max(1.0, BOUND_GROWTH * (len(stretches) + len(under_way))))))
-        points = self._candidates(begins, names, spaces, random)
-        asked = np.column_stack([points, np.full(len(points), context), np.full(len(points), float(begins.time))])
-        mean, deviation = process.predicted(asked, waiting)
-        best = points[int(np.argmax(mean + bound * deviation))]
+        best, spread = random.random(len(names)), 1.0
+        for _ in range(ROUNDS):
+            drawn = best + spread * (random.random((CANDIDATES, len(names))) - 0.5) * 2.0
+            points = np.clip(np.vstack([best, drawn]), 0.0, 1.0)
+            asked = np.column_stack([points, np.full(len(points), context), np.full(len(points), float(begins.time))])
+            mean, deviation = process.predicted(asked, waiting)
+            best = points[int(np.argmax(mean + bound * deviation))]
+            spread *= 0.2
         return {name: _from_unit(part, spaces[name]) for name, part in zip(names, best, strict=True)}
-
-    @staticmethod
-    def _candidates(
-        begins: Stretch, names: Sequence[str], spaces: Mapping[str, BaseDistribution], random: np.random.Generator
-    ) -> Numbers:
-        """Return points around the parameters of whom the stretch begins with; a new parameter is drawn anywhere."""
-        drawn = random.random((CANDIDATES, len(names)))
-        for column, name in enumerate(names):
-            if name in begins.parameters:
-                around = _to_unit(begins.parameters[name], spaces[name])
-                drawn[:, column] = np.clip(around + REACH * (2.0 * drawn[:, column] - 1.0), 0.0, 1.0)
-        return drawn
 
     @staticmethod
     def _inputs(
