@@ -1,6 +1,6 @@
 # The scheduler, and an image to build trials' images on: FROM elastune, then pip install what they import.
 #   docker build -t elastune:0.1.0 .
-# For a build of torch without CUDA, name PyTorch's index of CPU builds: --build-arg PIP_OPTIONS="--index-url URL"
+# The build argument PIP_OPTIONS takes options of pip, such as for PyTorch's index of builds without CUDA.
 ARG PYTHON=3.12
 FROM node:22-slim AS page
 WORKDIR /page

@@ -17,7 +17,7 @@ PAGE := scheduler/dashboard/page
 .PHONY: help setup page demo test test-slow test-sweeps test-browser test-gpu test-cluster test-slurm test-oldest explore coverage check docs dist bench bench-gpu clean
 
 help:
-	@echo "make demo      set up and run the main job: an Optuna sweep of elastic trials "
+	@echo "make demo      set up and run the main job: an Optuna sweep of elastic trials"
 	@echo "make test      set up and run the tests, in three processes (WORKERS=n for others)"
 	@echo "make test-slow run the slow tests: whole sweeps that are killed and resumed"
 	@echo "make test-gpu  run the tests that need an NVIDIA GPU; some need two"

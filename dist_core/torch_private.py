@@ -146,9 +146,9 @@ def close_nccl_group(group: dist.ProcessGroup) -> None:
 
 def replace_process_group(model: DistributedDataParallel, group: dist.ProcessGroup) -> None:
     """Let a wrapped model reduce over another group from the next step on; its buckets stay as they are."""
-    was_told = model._has_rebuilt_buckets
+    have_a_layout = model._has_rebuilt_buckets
     model._update_process_group(group)  # type: ignore[no-untyped-call]  # not annotated in torch
-    if was_told:
+    if have_a_layout:
         _log_layout(model)
 
 

@@ -30,19 +30,14 @@ def refuse_what_cannot_be_trained(
                 "takes one gradient per step"
             )
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise InvalidTraining(f"{_name_of(model)} has no parameter that requires a gradient; there is nothing to train")
+        name = model._get_name()  # type: ignore[no-untyped-call]  # not annotated in torch
+        raise InvalidTraining(f"{name} has no parameter that requires a gradient; there is nothing to train")
     for name in ("process_group", "device_mesh", "init_sync", "forward_sync_buffers", "broadcast_buffers"):
         if name in options:
             raise InvalidTraining(
                 f"AdaptiveDataParallel was given {name}=; it makes process groups and sends weights and buffers to "
                 "other replicas itself, because the set of replicas changes. Leave it out"
             )
-
-
-def _name_of(model: torch.nn.Module) -> str:
-    """Return the class of the user's own module, which a trainer's adapter may hold within one of its own."""
-    inner = getattr(model, "module", model)
-    return type(model if inner is None else inner).__name__
 
 
 def refuse_what_needs_the_host(model: torch.nn.Module, device: Device, reductions: Sequence[ReductionStrategy]) -> None:

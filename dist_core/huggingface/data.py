@@ -34,8 +34,7 @@ def refuse_another_loader(theirs: Any, args: Any) -> None:
     if not isinstance(theirs, DataLoader):
         raise InvalidTraining(
             f"get_train_dataloader() returned a {type(theirs).__name__}; replicas share each batch, so it has to "
-            "return a torch.utils.data.DataLoader. Join datasets with torch.utils.data.ConcatDataset, and define the "
-            "method in the class that elastic() is given"
+            "return a torch.utils.data.DataLoader. Join datasets with torch.utils.data.ConcatDataset"
         )
     cut = getattr(theirs.batch_sampler, "batch_size", theirs.batch_size)
     # The trainer's own has a batch for each GPU that the process sees.

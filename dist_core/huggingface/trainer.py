@@ -98,7 +98,10 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
         return int(args.per_device_train_batch_size * args.gradient_accumulation_steps * self._processes)
 
     def get_train_dataloader(self) -> Any:
-        theirs = cast("Any", super()).get_train_dataloader()
+        return self._shared_batches(cast("Any", super()).get_train_dataloader())
+
+    def _shared_batches(self, theirs: Any) -> TrainingPass:
+        """Return the elastic pass over a loader's samples; raise InvalidTraining for what replicas cannot share."""
         args, most = self._me.args, self._me.args.per_device_train_batch_size
         refuse_another_loader(theirs, args)
         accumulates = args.gradient_accumulation_steps > 1
@@ -197,10 +200,9 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
         return self._prepared
 
     def set_initial_training_values(self, args: Any, dataloader: Any, *others: Any) -> Any:
-        if not isinstance(dataloader, TrainingPass):
-            refuse_another_loader(dataloader, self._me.args)
-        self._training = dataloader
-        return cast("Any", super()).set_initial_training_values(args, dataloader, *others)
+        # A class derived from this one may make its own.
+        self._training = dataloader if isinstance(dataloader, TrainingPass) else self._shared_batches(dataloader)
+        return cast("Any", super()).set_initial_training_values(args, self._training, *others)
 
     def _stand_at(self, step: int, resume: Any) -> None:
         """Begin the trial where the trainer goes on from a checkpoint of its own; the trial has none."""

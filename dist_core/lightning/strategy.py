@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 from dist_core.errors import InvalidTraining
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.gradients.noise.estimator import SPARSE_EVERY
+from dist_core.gradients.optimizers import parameters_of
 from dist_core.lightning.data import TrainingBatches
 from dist_core.lightning.environment import ElasticEnvironment
 from dist_core.lightning.epoch_loop import STATE, ElasticEpochLoop
@@ -311,6 +312,9 @@ class Trained(nn.Module):
     def forward(self, loss: torch.Tensor) -> torch.Tensor:
         return loss
 
+    def _get_name(self) -> str:
+        return type(self if self.module is None else self.module).__name__
+
 
 def trained_parts(
     module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
@@ -341,7 +345,7 @@ def _with_common_weights(optimizers: Sequence[torch.optim.Optimizer]) -> list[li
 
 
 def _weights_of(optimizer: torch.optim.Optimizer) -> set[int]:
-    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return {id(parameter) for parameter in parameters_of(optimizer)}
 
 
 def reached(loss: torch.Tensor) -> set[int]:

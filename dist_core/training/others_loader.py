@@ -13,7 +13,6 @@ Loader = TypeVar("Loader", bound=AdaptiveDataLoader)
 
 _TAKEN_OVER = (
     "collate_fn",
-    "generator",
     "num_workers",
     "pin_memory",
     "timeout",

@@ -186,6 +186,24 @@ def test_training_data_that_replicas_could_not_share_is_refused(loader: Any, sen
             trainer.train()
 
 
+def own_batches(kit: Kit) -> list[float]:
+    class Own(trainer_class(kit)):  # type: ignore[misc]  # known at run time
+        def get_train_dataloader(self) -> Any:
+            return DataLoader(Tokens(32), 8, sampler=range(16))
+
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Own(classifier(), arguments(folder, batch_size=8), train_dataset=Tokens(32))
+        trainer.train()
+        return [*weights_of(trainer.model), trainer.state.global_step]
+
+
+@pytest.mark.parametrize("replicas", [1, PAIR])
+def test_a_class_derived_from_ours_may_make_its_own_training_loader(replicas: int) -> None:
+    expected = in_plain_pytorch(own_batches)
+    for found in as_trial(own_batches, replicas):
+        assert found == pytest.approx(expected, abs=2e-4)
+
+
 def half_trained(folder: str) -> None:
     """By the trainer itself, which has saved what it knows."""
     import transformers
