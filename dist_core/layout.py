@@ -10,7 +10,10 @@ MOST_SLOTS = 1024
 
 
 class Layout(NamedTuple):
-    """``str`` gives its name, such as ``4 stages recomputed``; ``from_name`` reads it."""
+    """Layout of one model on the slots of a replica.
+
+    ``str`` gives its name, such as ``4 stages recomputed``; ``from_name`` reads it.
+    """
 
     slots: int = 1
     kind: str = WHOLE

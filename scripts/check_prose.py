@@ -3,8 +3,8 @@
     python -m scripts.check_prose      all pages and docstrings; exit status 1, and a line for each finding
 
 A page that is not reference has at most 200 lines, and a sentence of prose at most 45 words. A docstring stands by
-itself in a hover box: it does not begin as a continuation of its name ("Of those that ...", "Whether ..."), and a
-function's not with a parameter or an error ("``x``: ...", "Raises ...").
+itself in a hover box: it does not begin as a continuation of its name ("Of those that ...", "Whether ..."), nor, of a
+function or class, with a parameter or an error ("``x``: ...", "Raises ...").
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ LONGEST_SENTENCE = 45
 REFERENCE = ("front_ends.md", "api.md", "command_line.md", "benchmarks.md", "policy_experiments.md")
 
 _FRAGMENT = re.compile(r"(Of|What|Whether|How|By|So|Those|They|Who|Which|Where|That)\b")
-_FRAGMENT_OF_FUNCTION = re.compile(r"``\w+``[:,]|(Raises|As|The same|None|It|Its|Nothing|This|Another|Within)\b")
+_PARAMETER_OR_ERROR = re.compile(r"``\w+``[:,]|Raises\b")
+_FRAGMENT_OF_FUNCTION = re.compile(r"(As|The same|None|It|Its|Nothing|This|Another|Within)\b")
 _NOT_PROSE = re.compile(r"^\s*(\||#|!\[|<!--|    )|^\s*$", re.MULTILINE)
 
 
@@ -55,15 +56,19 @@ def check_docstrings(path: Path) -> Iterator[Stale]:
         for each in body if isinstance(body, list) else []:
             if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant):
                 text = each.value.value
-                if isinstance(text, str) and (begins := _begins_as_fragment(node, text.lstrip())) is not None:
+                if isinstance(text, str) and (begins := _begins_as_fragment(node, each, text.lstrip())):
                     why = f'the docstring begins with "{begins}" and cannot be read by itself'
                     yield Stale(str(path.relative_to(ROOT)), each.lineno, why)
 
 
-def _begins_as_fragment(node: ast.AST, text: str) -> str | None:
-    """Return the first word of a docstring that continues a name, or for a function says what is beside the point."""
+def _begins_as_fragment(node: ast.AST, statement: ast.Expr, text: str) -> str | None:
+    """Return the first word of a docstring that continues a name, or says what is beside the point."""
     begins = _FRAGMENT.match(text)
-    if begins is None and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name != "__init__":
+    is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name != "__init__"
+    # Texts further down in a class are those of its attributes.
+    if begins is None and (is_function or (isinstance(node, ast.ClassDef) and node.body[0] is statement)):
+        begins = _PARAMETER_OR_ERROR.match(text)
+    if begins is None and is_function:
         begins = _FRAGMENT_OF_FUNCTION.match(text)
     return None if begins is None else begins[0]
 

@@ -77,7 +77,10 @@ class Name(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Text(Kind):
-    """``words``: what one that does not match the ``pattern`` must do, or be."""
+    """A field that holds a text.
+
+    ``words``: what one that does not match the ``pattern`` must do, or be.
+    """
 
     words: str = "be a string"
     pattern: str = ""

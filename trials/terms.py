@@ -17,7 +17,10 @@ LARGEST_WEIGHT = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyTerms:
-    """Raises InvalidStudyTerms for a value that means nothing."""
+    """Share, priority and goal of a study, as its user asks for them.
+
+    Raises InvalidStudyTerms for a value that means nothing.
+    """
 
     weight: float = 1.0
     """Share of the slots relative to other studies, where there are not enough."""

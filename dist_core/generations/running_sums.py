@@ -63,7 +63,10 @@ class Summed(Stateful, Protocol):
 
 
 class RunningSums(Voter, Listener):
-    """``met``: called after each accumulator that all replicas have summed."""
+    """The accumulators of a trial, summed over its replicas in each step's control round.
+
+    ``met``: called after each accumulator that all replicas have summed.
+    """
 
     name = "sums"
 

@@ -20,7 +20,10 @@ from dist_core.torch_private import gradient_buckets, lay_out_anew, set_bucket_c
 
 
 class ReductionChoice:
-    """Raises InvalidTraining for strategies that cannot be timed against each other."""
+    """The way in which a model's gradients are reduced, and the trial of others that may be faster.
+
+    Raises InvalidTraining for strategies that cannot be timed against each other.
+    """
 
     def __init__(self, strategies: Sequence[ReductionStrategy], caps_mb: Sequence[float | None]) -> None:
         self._candidates = [Candidate(strategy, cap) for strategy in strategies for cap in caps_mb]

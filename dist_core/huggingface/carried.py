@@ -23,7 +23,10 @@ _COUNTS = ("_total_loss_scalar", "_globalstep_last_logged", "_initial_global_ste
 
 
 class CarriedState:
-    """``trainer``: whose attributes it reads and sets. ``steps`` answers how many have counted in the trial."""
+    """State of a Hugging Face trainer that the trial saves, restores and hands to joiners.
+
+    ``trainer``: whose attributes it reads and sets. ``steps`` answers how many have counted in the trial.
+    """
 
     def __init__(self, trainer: Any, steps: Callable[[], int]) -> None:
         self._trainer = trainer

@@ -54,7 +54,10 @@ def held_shard(tensor: torch.Tensor, member: int, members: int) -> Held:
 
 
 class DividedState:
-    """``held``: all parameters and buffers that this process has a part of, by the model's names for them."""
+    """State of a model whose weights are divided among the processes of a replica.
+
+    ``held``: all parameters and buffers that this process has a part of, by the model's names for them.
+    """
 
     def __init__(
         self, held: Mapping[str, Held], optimizers: Sequence[torch.optim.Optimizer], schedules: Sequence[Any]

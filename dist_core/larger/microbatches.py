@@ -10,7 +10,7 @@ from dist_core.partition.balance import Partition, PipelineTerms
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """``count`` microbatches of ``size`` examples, from example ``first`` on."""
+    """``count`` microbatches of ``size`` examples each, of the examples from ``first`` on."""
 
     first: int
     count: int

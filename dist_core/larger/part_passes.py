@@ -18,7 +18,10 @@ from dist_core.trial.replica import Replica
 
 
 class PartPasses(PassesOfSteps):
-    """``weighs``: whether gradients come unweighted. ``shares_data``: whether a replica's processes see one batch."""
+    """Passes of a step through the part of a model that this process has.
+
+    ``weighs``: whether gradients come unweighted. ``shares_data``: whether a replica's processes see one batch.
+    """
 
     user_accumulates = False
 

@@ -27,7 +27,10 @@ BUCKET_BYTES = 25 * 2**20
 
 
 class PartSums:
-    """``begins``: told when a step's gradients are about to be summed."""
+    """Sums of gradients over the processes that have the same part of a model.
+
+    ``begins``: told when a step's gradients are about to be summed.
+    """
 
     norms: StepNorms | None = None
     last_bucket: Mark | None = None

@@ -40,7 +40,10 @@ GPU_SHARE = 0.92
 
 @dataclass(frozen=True, slots=True)
 class ModelCosts:
-    """``blocks``: for ``examples`` examples; without an example their activations are not known, and count nothing."""
+    """Costs of a model's blocks, from which those of each layout are predicted.
+
+    ``blocks``: for ``examples`` examples; without an example their activations are not known, and count nothing.
+    """
 
     blocks: tuple[BlockCosts, ...]
     examples: int

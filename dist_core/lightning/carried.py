@@ -14,7 +14,9 @@ _SHOWN = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 
 
 class CarriedProgress:
-    """``trainer``: whose loops and callbacks it reads and sets. ``steps``: how many have counted in the trial.
+    """State of Lightning's trainer that the trial saves, restores and hands to joiners.
+
+    ``trainer``: whose loops and callbacks it reads and sets. ``steps``: how many have counted in the trial.
 
     ``is_new``: whether this process has made none of them yet.
     """

@@ -20,7 +20,10 @@ LEAST_FRACTION = 0.05
 
 
 class News(Listener):
-    """``sender``: None where nobody listens; what is warned of is in the log all the same."""
+    """News of a trial for its scheduler: warnings, announcements, hints, and times.
+
+    ``sender``: None where nobody listens; what is warned of is in the log all the same.
+    """
 
     def __init__(self, sender: HintsSender | None) -> None:
         self._sender = sender

@@ -20,7 +20,9 @@ LOOK_SECONDS = 0.01
 
 
 class Persistence:
-    """``part``: number of this process among those of its replica.
+    """The named states of a trial: captured, restored, saved to disk.
+
+    ``part``: number of this process among those of its replica.
 
     ``readers``: those that look for a checkpoint together with it. ``replicated``: tensors that only optimizers change,
     the same on all replicas between two steps.

@@ -45,7 +45,9 @@ class _Copy:
 
 
 class ScriptVariables(Listener):
-    """``belongs_to_trial``: tells of an object whether it is a part of the trial's other states, as a trained model is.
+    """Variables that the script changes in its loop over epochs, as a state of the trial.
+
+    ``belongs_to_trial``: tells of an object whether it is a part of the trial's other states, as a trained model is.
 
     ``warn``: told once of variables that have changed and that no other replica can be given.
     """

@@ -17,7 +17,10 @@ from dist_core.trial.replica import Replica
 
 
 class BatchScale:
-    """``rule``: a name, a ScalingRule, or None for the one that fits each optimizer."""
+    """Ratio of the step's batch to the initial one, and the learning rates that follow from it.
+
+    ``rule``: a name, a ScalingRule, or None for the one that fits each optimizer.
+    """
 
     def __init__(
         self,

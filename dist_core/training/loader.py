@@ -360,7 +360,10 @@ def current_dataloader() -> AdaptiveDataLoader | None:
 
 
 class Evaluation:
-    """``training``: the same loader's loop that trains. ``shared``: whether each replica has its share."""
+    """A loader's batches where nothing is trained.
+
+    ``training``: the same loader's loop that trains. ``shared``: whether each replica has its share.
+    """
 
     def __init__(self, loader: AdaptiveDataLoader, training: TrainingLoop, *, shared: bool = True) -> None:
         self._loader = loader

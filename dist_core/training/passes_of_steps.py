@@ -13,7 +13,10 @@ from dist_core.trial.participants import Passes, Reduction
 
 
 class PassesOfSteps(Passes):
-    """``over``: what sums gradients; ``measurements``: of their noise."""
+    """Passes of steps, through a whole model or a part of one.
+
+    ``over``: what sums gradients; ``measurements``: of their noise.
+    """
 
     def __init__(
         self, parameters: Sequence[torch.nn.Parameter], place: StepPlace, over: Reduction, measurements: Measurements

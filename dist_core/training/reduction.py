@@ -21,7 +21,10 @@ from dist_core.trial.replica import Replica
 
 
 class BucketReduction:
-    """``begins``: called when a step's first bucket is written."""
+    """Sums gradients over the replicas in DDP's buckets, by the strategy that was chosen.
+
+    ``begins``: called when a step's first bucket is written.
+    """
 
     def __init__(
         self,

@@ -14,7 +14,10 @@ _TOLERANCE = 1e-9
 
 
 class UserSteps:
-    """``batch``: samples of one; ``per_epoch``: how many an epoch has, where that is known."""
+    """Converts between samples and steps of the batch size that the user asked for.
+
+    ``batch``: samples of one; ``per_epoch``: how many an epoch has, where that is known.
+    """
 
     def __init__(self, core: Replica, loader: AdaptiveDataLoader, batch: int, per_epoch: int) -> None:
         self._core = core

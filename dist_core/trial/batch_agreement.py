@@ -19,7 +19,10 @@ _NOTHING = (0.0, 0.0)
 
 
 class BatchAgreement(Voter, Listener):
-    """``statistics``: of the gradients as known now, the same on all replicas."""
+    """The batch that rank 0 chooses and all replicas change to at the same step.
+
+    ``statistics``: of the gradients as known now, the same on all replicas.
+    """
 
     name = "batch"
 

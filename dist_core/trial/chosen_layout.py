@@ -19,7 +19,10 @@ logger = logging.getLogger(__name__)
 
 
 class ChosenLayout(Listener):
-    """``members``: processes of this replica."""
+    """The layout of this replica's model, and the other layouts that its code offers.
+
+    ``members``: processes of this replica.
+    """
 
     def __init__(
         self,

@@ -24,7 +24,9 @@ from dist_core.trial.rendezvous import Rendezvous
 
 
 class ElasticWorld(dist.ProcessGroup):
-    """``rank``, ``expected``: this replica's, and how many the trial was started with, until they have met.
+    """Process group of the replicas that train at present.
+
+    ``rank``, ``expected``: this replica's, and how many the trial was started with, until they have met.
 
     ``takes_part``: whether what the code does now has an effect on the trial.
     """

@@ -23,7 +23,10 @@ _OVERHEAD = 0.5
 
 
 class EmulatedDevice(Listener):
-    """``warn``: told once if this machine does not keep up."""
+    """Holds passes back until an emulated device would have finished them.
+
+    ``warn``: told once if this machine does not keep up.
+    """
 
     def __init__(
         self,

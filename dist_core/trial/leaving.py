@@ -11,7 +11,10 @@ from dist_core.life import Listener
 
 
 class Leaving(Listener):
-    """``membership``: None for a process without a scheduler, which hears of signals alone."""
+    """A replica's duty to save its state and leave, by the scheduler's word or by a signal.
+
+    ``membership``: None for a process without a scheduler, which hears of signals alone.
+    """
 
     def __init__(self, membership: Membership | None) -> None:
         self._membership = membership

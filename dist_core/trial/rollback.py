@@ -28,7 +28,10 @@ class _Mark:
 
 
 class Rollback(Listener):
-    """``trained``: the parameters that optimizers change."""
+    """Restores the model and the states where code outside of steps runs again.
+
+    ``trained``: the parameters that optimizers change.
+    """
 
     def __init__(
         self,

@@ -29,7 +29,10 @@ class HotRoute(Route):
 
 
 class HotRoutes:
-    """``caller_of`` finds who calls; raises HTTPException for whom the routes are not."""
+    """Routes of Starlette's own, without FastAPI's search for dependencies.
+
+    ``caller_of`` finds who calls; raises HTTPException for whom the routes are not.
+    """
 
     def __init__(self, caller_of: Callable[[Request], Any], prefix: str = "") -> None:
         self._caller_of = caller_of

@@ -105,7 +105,10 @@ def _best(trials: Sequence[TrialRecord], direction: str) -> float | None:
 
 
 class Notifier:
-    """``look`` is called by the loop's thread, and costs next to nothing most of the time."""
+    """Sends a study's notices to a webhook.
+
+    ``look`` is called by the loop's thread, and costs next to nothing most of the time.
+    """
 
     def __init__(
         self,

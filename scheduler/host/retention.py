@@ -50,7 +50,10 @@ def abandoned(trials: Sequence[TrialRecord], studies: Sequence[Study], now: floa
 
 
 class Retention:
-    """``keep_seconds``: 0 keeps everything."""
+    """Forgets trials that ended long ago, and those that a user removes.
+
+    ``keep_seconds``: 0 keeps everything.
+    """
 
     def __init__(
         self,

@@ -33,7 +33,10 @@ logger = logging.getLogger(__name__)
 
 
 class Placeholders:
-    """``pods``, ``nodes``: those that the watches know."""
+    """Keeps as many pods waiting as there are nodes to ask for.
+
+    ``pods``, ``nodes``: those that the watches know.
+    """
 
     def __init__(
         self,

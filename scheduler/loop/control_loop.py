@@ -250,7 +250,9 @@ MOST_FAILURES = 20
 
 
 class Containment:
-    """``give_up``: ends a trial, for this reason. Only a mistake of ours leads here.
+    """Keeps a mistake in the handling of one trial from all others.
+
+    ``give_up``: ends a trial, for this reason. Only a mistake of ours leads here.
 
     The trial is tried again at the next looks, and ends when that never helps.
     """

@@ -37,7 +37,10 @@ def next_event(trial: TrialRecord, replicas: Sequence[ReplicaRecord], *, reports
 
 
 class Lifecycle:
-    """``on_end``: told of each trial that is over."""
+    """Moves each trial along its table of states.
+
+    ``on_end``: told of each trial that is over.
+    """
 
     def __init__(
         self,

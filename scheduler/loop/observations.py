@@ -27,7 +27,10 @@ def is_driven(study: Study, now: float) -> bool:
 
 
 class Observations:
-    """``on_loss``: told when a replica is gone."""
+    """Writes exits, lost leases and silence of replicas into the store.
+
+    ``on_loss``: told when a replica is gone.
+    """
 
     def __init__(
         self,

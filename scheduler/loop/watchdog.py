@@ -21,7 +21,10 @@ logger = logging.getLogger(__name__)
 
 
 class Watchdog:
-    """``age``: seconds since the loop last came round. A process that was stopped itself judges nobody by that time."""
+    """Ends the process when its control loop has stopped.
+
+    ``age``: seconds since the loop last came round. A process that was stopped itself judges nobody by that time.
+    """
 
     def __init__(
         self, age: Callable[[], float], on_stuck: Callable[[], None], *, clock: Callable[[], float] = time.monotonic

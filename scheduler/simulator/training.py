@@ -310,7 +310,10 @@ class SimulatedTraining:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """``goodput``: before it, in any unit that is the same for all changes of a job."""
+    """A change of a simulated job's slots.
+
+    ``goodput``: before it, in any unit that is the same for all changes of a job.
+    """
 
     at: float
     before: int

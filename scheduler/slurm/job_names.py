@@ -23,7 +23,10 @@ class Renames(Protocol):
 
 
 class JobNames:
-    """``label_of``: what people call the trial of a replica."""
+    """Gives each job in Slurm's queue the name of what runs in it.
+
+    ``label_of``: what people call the trial of a replica.
+    """
 
     def __init__(self, queue: Renames, roster: Roster, label_of: Callable[[str], str]) -> None:
         self._queue = queue

@@ -94,6 +94,12 @@ def outcome(program: Program, replicas: int, passes: int) -> str:
     survivors = [weights for weights in ends if weights is not None]
     is_killed = replicas == RESCALED and program.steps > KILL_AT
     assert len(survivors) == (replicas if replicas > 0 else 3 - is_killed)
+    # The replica that is killed may have left out its last update, which the others hear of in the next step's sum: it
+    # does not live to make that.
+    left_out_last = program.skip == "backward" and (KILL_AT - 1) % program.steps_per_epoch == 0
+    if is_killed and left_out_last:
+        assert survivors[0] == survivors[1]
+        return "alike, but for what the killed replica had left out"
     for weights in survivors:
         assert weights == pytest.approx(expected, abs=2e-5), f"{program!r} on {replicas}, {passes} passes"
     return "alike"

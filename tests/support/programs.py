@@ -79,10 +79,13 @@ class Program:
         return f"Program({', '.join(told)})"
 
     @property
+    def steps_per_epoch(self) -> int:
+        return self.samples // BATCH if self.drop_last else -(-self.samples // BATCH)
+
+    @property
     def steps(self) -> int:
         """Return the steps that it trains."""
-        each = self.samples // BATCH if self.drop_last else -(-self.samples // BATCH)
-        return each * min(EPOCHS, self.stops_at)
+        return self.steps_per_epoch * min(EPOCHS, self.stops_at)
 
     def __call__(self, kit: Kit) -> list[float]:
         return run(self, kit)

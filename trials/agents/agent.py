@@ -42,7 +42,9 @@ logger = logging.getLogger(__name__)
 
 
 class Agent:
-    """``node``: what the launcher calls this machine. ``environ``: what replicas find here, unless they bring it.
+    """Starts, watches and ends the replicas of one node.
+
+    ``node``: what the launcher calls this machine. ``environ``: what replicas find here, unless they bring it.
 
     ``address``: where replicas of other nodes reach those of this one. ``files``: where the node shares none with the
     scheduler.

@@ -24,7 +24,10 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointShipping(Shipping):
-    """``folder``: where each trial has a folder for its checkpoints."""
+    """Sends new checkpoints to the scheduler.
+
+    ``folder``: where each trial has a folder for its checkpoints.
+    """
 
     def __init__(self, folder: Path, send: Send, on_arrival: Callable[[], None]) -> None:
         super().__init__("checkpoints")

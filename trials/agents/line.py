@@ -28,7 +28,10 @@ class Refused(Exception):
 
 
 class AgentLine(Line):
-    """``server_file``: names the scheduler's present address, where it can be read."""
+    """Connection of an agent to its scheduler.
+
+    ``server_file``: names the scheduler's present address, where it can be read.
+    """
 
     def __init__(self, url: str, token: str, server_file: Path | None) -> None:
         timeout = httpx2.Timeout(WAIT_SECONDS + 10.0, connect=3.0)

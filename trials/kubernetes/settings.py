@@ -18,7 +18,10 @@ DEFAULT_SLOT = {"nvidia.com/gpu": "1"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSettings:
-    """Raises InvalidClusterSettings for values that mean nothing."""
+    """Settings of a cluster's administrator.
+
+    Raises InvalidClusterSettings for values that mean nothing.
+    """
 
     namespace: str = "default"
     """Namespace of the scheduler, and of what front ends submit without naming one."""

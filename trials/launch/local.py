@@ -43,7 +43,9 @@ logger = logging.getLogger(__name__)
 
 
 class LocalLauncher(Launcher):
-    """``slots``: how the machine is divided, or a number of slots that confine nothing. ``gpus``: who works on them.
+    """Launcher that runs each replica as a process of this machine.
+
+    ``slots``: how the machine is divided, or a number of slots that confine nothing. ``gpus``: who works on them.
 
     ``memory_bytes``: the most that a replica may use, where the machine lets us limit it. ``fork_server``: False for
     none, or one that was started before; else it imports ``preload``.
@@ -292,7 +294,10 @@ PATIENCE_SECONDS = 2.0
 
 
 class PendingStarts:
-    """``start`` runs in a thread; ``on_change``: called from there when one that was not waited for has ended."""
+    """Starts of replicas that take longer than their caller waits.
+
+    ``start`` runs in a thread; ``on_change``: called from there when one that was not waited for has ended.
+    """
 
     def __init__(self, start: Callable[[LaunchRequest], ReplicaProcess], on_change: Callable[[], None]) -> None:
         self._start = start

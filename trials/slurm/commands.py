@@ -34,7 +34,10 @@ logger = logging.getLogger(__name__)
 
 
 class Slurm:
-    """``environ``: of the commands; default: this process's, without what says which step it is itself."""
+    """Runs Slurm's commands.
+
+    ``environ``: of the commands; default: this process's, without what says which step it is itself.
+    """
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self.environ = outside_of_steps(os.environ if environ is None else environ)

@@ -47,7 +47,10 @@ class QueuedJob:
 
 
 class JobQueue:
-    """``mark``: a comment by which this scheduler's jobs are told from others. The rest describes one of them."""
+    """Jobs in Slurm's queue that agents run in.
+
+    ``mark``: a comment by which this scheduler's jobs are told from others. The rest describes one of them.
+    """
 
     def __init__(
         self, slurm: Slurm, *, mark: str, options: Sequence[str], script: str, environ: Mapping[str, str]

@@ -36,7 +36,9 @@ logger = logging.getLogger(__name__)
 
 
 class AgentSteps:
-    """``command``: starts an agent on a node. ``options``: of srun, beside those that it needs.
+    """Steps of an allocation that run an agent on each of its nodes.
+
+    ``command``: starts an agent on a node. ``options``: of srun, beside those that it needs.
 
     ``description``: what the agent has to know. ``environ``: what it inherits. ``logs``: a folder for what agents
     print.

@@ -43,7 +43,9 @@ _alive = _replicas.c.state != ReplicaState.GONE.value
 
 
 class SqlBacking(Backing):
-    """``url`` is SQLAlchemy's, such as ``sqlite:////var/lib/elastune/trials.db`` or ``postgresql+psycopg://host/name``.
+    """Keeps a store's trials in a SQL database.
+
+    ``url`` is SQLAlchemy's, such as ``sqlite:////var/lib/elastune/trials.db`` or ``postgresql+psycopg://host/name``.
 
     ``exclusive``: on a server, which has no folder to lock, refuse a database that another scheduler works with
     (StateFolderInUse). Besides what a store asks of it, it answers all questions that read, for whoever looks at a

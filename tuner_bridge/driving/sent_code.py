@@ -25,7 +25,10 @@ logger = logging.getLogger(__name__)
 
 
 class SentCode:
-    """``folder``: how replicas on other machines find the working folder; None where they run on this one."""
+    """Code of a sweep as packages that replicas on other machines unpack.
+
+    ``folder``: how replicas on other machines find the working folder; None where they run on this one.
+    """
 
     def __init__(self, folder: CodeOnCluster | None) -> None:
         self._folder = folder
@@ -79,7 +82,10 @@ class SentCode:
 
 @dataclass(slots=True)
 class CodeOnCluster:
-    """``where``: ``pack``, ``image``, or the path at which pods have the working folder."""
+    """Place where the pods of a cluster find a sweep's code.
+
+    ``where``: ``pack``, ``image``, or the path at which pods have the working folder.
+    """
 
     where: str
     image: str

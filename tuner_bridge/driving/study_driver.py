@@ -47,7 +47,10 @@ Watch = Callable[[Mapping[str, Any]], None]
 
 
 class StudyDriver:
-    """``title``: what its people call the study. ``reconnect`` gives a fresh client after the scheduler has gone."""
+    """A study's connection to its scheduler: submits trials, answers replicas, hears of ends.
+
+    ``title``: what its people call the study. ``reconnect`` gives a fresh client after the scheduler has gone.
+    """
 
     def __init__(
         self,
@@ -474,7 +477,10 @@ PATIENCE_SECONDS = 2.0
 
 
 class FirstWords:
-    """``reason``: what the scheduler says of the trial at the moment. ``tell``: where people read it."""
+    """Tells a user who waits for a trial's first report why it has not come.
+
+    ``reason``: what the scheduler says of the trial at the moment. ``tell``: where people read it.
+    """
 
     def __init__(
         self, reason: Callable[[], str], tell: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic

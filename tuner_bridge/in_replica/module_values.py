@@ -34,7 +34,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """``owner``: names that lead from the module to the class it is an attribute of; empty: a global."""
+    """A value that the driver has set in a module, and the place to set it in a replica.
+
+    ``owner``: names that lead from the module to the class it is an attribute of; empty: a global.
+    """
 
     owner: tuple[str, ...]
     name: str

@@ -24,7 +24,10 @@ from tuner_bridge.errors import InvalidSweep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """``path`` of a file, the name of a ``module``, or ``code``, that each replica runs as its main program."""
+    """A training script and its arguments.
+
+    ``path`` of a file, the name of a ``module``, or ``code``, that each replica runs as its main program.
+    """
 
     path: str | None
     module: str | None

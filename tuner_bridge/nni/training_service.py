@@ -25,7 +25,9 @@ PLATFORM = "tuner_bridge"
 
 @dataclass(init=False)
 class ElastuneConfig(TrainingServiceConfig):  # type: ignore[misc]  # NNI has no types
-    """``slots`` and what is said of each, and ``warm_start``, are for a scheduler of the experiment's own.
+    """The ``trainingService`` section of an experiment's configuration.
+
+    ``slots`` and what is said of each, and ``warm_start``, are for a scheduler of the experiment's own.
 
     ``scheduler_url`` names one that is shared; without it, ELASTUNE_URL does.
     """

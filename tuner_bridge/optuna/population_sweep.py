@@ -26,7 +26,10 @@ WAITS = "waits until the other members of its population have trained as long"
 
 
 class PopulationSweep:
-    """``catch``: exceptions that end a member and not the sweep. ``timeout``: seconds after which no stretch begins."""
+    """Runs a population's members, each in a thread of its own.
+
+    ``catch``: exceptions that end a member and not the sweep. ``timeout``: seconds after which no stretch begins.
+    """
 
     def __init__(
         self,

@@ -29,7 +29,9 @@ class Report(TypedDict):
 
 
 class PendingReports:
-    """``send`` passes reports on, from a thread, and raises what the study raised. ``tells``: whether we are to.
+    """Reports of a trial that wait for its next question, or for a moment, to be sent.
+
+    ``send`` passes reports on, from a thread, and raises what the study raised. ``tells``: whether we are to.
 
     ``look_up`` is called now and then by whoever waits here, to see whether it should leave instead.
     """

@@ -88,7 +88,10 @@ class _Trunk:
 
 
 class StageTree:
-    """``stages``: the first epoch that a parameter matters in. ``is_over``: tells whether the sweep ends."""
+    """Trials of a sweep by the epochs that they share.
+
+    ``stages``: the first epoch that a parameter matters in. ``is_over``: tells whether the sweep ends.
+    """
 
     def __init__(self, stages: Mapping[str, int], is_over: Callable[[], bool]) -> None:
         self._stages = stages

@@ -43,7 +43,10 @@ SHOW_SECONDS = 5.0
 
 
 class OptunaDriver(StudyDriver):
-    """``promise_direction``: of the metric that the scheduler judges trials by; None: the study's first objective."""
+    """Answers the calls of replicas on the ``optuna.Trial`` objects of a study.
+
+    ``promise_direction``: of the metric that the scheduler judges trials by; None: the study's first objective.
+    """
 
     def __init__(
         self,

@@ -12,7 +12,10 @@ _STATUS = {"complete": "FINISHED", "pruned": "KILLED", "fail": "FAILED"}
 
 
 class MLflow:
-    """``tracking_uri``: default MLflow's own. ``experiment``: default the study's name."""
+    """One MLflow run for each trial.
+
+    ``tracking_uri``: default MLflow's own. ``experiment``: default the study's name.
+    """
 
     name = "MLflow"
 

@@ -12,7 +12,10 @@ from tuner_bridge.trackers.base import REPORTED, TrackedRun, TrialIdentity, impo
 
 
 class TensorBoard:
-    """``folder``: where the trials' folders are made."""
+    """One folder of TensorBoard's event files for each trial.
+
+    ``folder``: where the trials' folders are made.
+    """
 
     name = "TensorBoard"
 

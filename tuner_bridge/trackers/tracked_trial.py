@@ -19,7 +19,10 @@ MEASURED = {"replicas": "replicas", "goodput": "goodput", "batch": "batch_size"}
 
 
 class TrackedTrial:
-    """``kept``: identities of its runs in an interrupted sweep, by their trackers' names."""
+    """The runs of one trial with all trackers.
+
+    ``kept``: identities of its runs in an interrupted sweep, by their trackers' names.
+    """
 
     def __init__(
         self, trackers: Iterable[Tracker], study: str, study_key: str, number: int, kept: Mapping[str, str]

@@ -12,7 +12,10 @@ from tuner_bridge.trackers.base import REPORTED, TrackedRun, TrialIdentity, impo
 
 
 class WeightsAndBiases:
-    """``mode``: "offline" writes to ``folder`` what ``wandb sync`` sends later. ``settings`` go to ``wandb.init``."""
+    """One run of Weights & Biases for each trial.
+
+    ``mode``: "offline" writes to ``folder`` what ``wandb sync`` sends later. ``settings`` go to ``wandb.init``.
+    """
 
     name = "W&B"
 

@@ -18,7 +18,7 @@ from dist_core.training.loader import AdaptiveDataLoader
 
 
 class TextWindows(Dataset[torch.Tensor]):
-    """``bptt_len + 1`` tokens each; the last window ends with the text."""
+    """Windows of a long text, ``bptt_len + 1`` tokens each; the last one ends with the text."""
 
     def __init__(self, tokens: torch.Tensor, bptt_len: int) -> None:
         if bptt_len < 1 or len(tokens) < bptt_len + 1:

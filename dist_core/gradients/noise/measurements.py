@@ -32,7 +32,10 @@ class _Measured:
 
 
 class Measurements:
-    """``preconditioner``: measures gradients as the optimizer sees them; None to take them as they are."""
+    """Norms of one model's gradients, measured in each backward pass and summed over the replicas.
+
+    ``preconditioner``: measures gradients as the optimizer sees them; None to take them as they are.
+    """
 
     def __init__(
         self,

@@ -39,7 +39,9 @@ class _Listing:
 
 
 class Watched:
-    """``heard``: called from the watching thread with each object that is there or has changed; ``gone`` likewise.
+    """All objects of one kind, as a watch keeps them.
+
+    ``heard``: called from the watching thread with each object that is there or has changed; ``gone`` likewise.
 
     ``trim`` takes away what nobody reads, in place.
     """

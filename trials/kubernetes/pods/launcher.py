@@ -54,7 +54,10 @@ class ClusterView(Protocol):
 
 
 class KubernetesLauncher(Launcher):
-    """``owner_of``: the trial that a replica belongs to, from the store. ``log_of``: what a pod printed, its end."""
+    """Launcher that runs each replica in a pod.
+
+    ``owner_of``: the trial that a replica belongs to, from the store. ``log_of``: what a pod printed, its end.
+    """
 
     def __init__(
         self,

@@ -27,7 +27,10 @@ logger = logging.getLogger(__name__)
 
 
 class Following:
-    """``take_all`` first; ``take_trial``, ``forget_trial`` and so on with everything that the watches tell."""
+    """Brings trials and studies in line with the custom resources that users change.
+
+    ``take_all`` first; ``take_trial``, ``forget_trial`` and so on with everything that the watches tell.
+    """
 
     def __init__(
         self,

@@ -97,7 +97,9 @@ class _Code:
 
 
 class ForkServers:
-    """``on_exit``: told of each replica's end, from another thread.
+    """The fork servers of a launcher, one for each environment.
+
+    ``on_exit``: told of each replica's end, from another thread.
 
     ``on_ready``: called from another thread when a process has become ready, or never will.
     """
