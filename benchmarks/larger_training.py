@@ -14,7 +14,7 @@ import dist_core
 from dist_core.errors import PeerLost, ReplicaExit
 from dist_core.larger.sharded import ElasticFullyShard
 from dist_core.trial.current import get_core
-from dist_core.trial.restart import run_training
+from dist_core.trial.plain_replica import run_training
 
 WIDTH = 1580
 

@@ -26,8 +26,7 @@ from benchmarks.emulated_trial import CONFIGURATIONS, PROFILE, curves, epoch_sec
 from benchmarks.frame import Measurement
 from scheduler.policy import policy_by_name
 from scheduler.simulator.cluster import SimulationSettings
-from scheduler.simulator.recorded import read_recorded
-from scheduler.simulator.replay import RecordedWorld
+from scheduler.simulator.recorded import RecordedWorld, read_recorded
 from trials.terms import Goal, StudyTerms
 from tuner_bridge import optimize
 

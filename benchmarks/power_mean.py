@@ -17,8 +17,7 @@ import numpy as np
 
 from benchmarks.decision_time import snapshot
 from benchmarks.frame import Measurement
-from scheduler.allocation.counts import exact_counts, greedy_counts
-from scheduler.allocation.grid import count_grid
+from scheduler.allocation.counts import count_grid, exact_counts, greedy_counts
 from scheduler.allocation.options import choose_options
 from scheduler.allocation.placement import held_by, packed
 from scheduler.allocation.power_mean import SMALLEST_SHARE, harmonic_values

@@ -19,7 +19,7 @@ import dist_core
 from benchmarks.step_overhead import mlp
 from dist_core.errors import PeerLost, ReplicaExit
 from dist_core.trial.current import get_core
-from dist_core.trial.restart import run_training
+from dist_core.trial.plain_replica import run_training
 
 SAMPLES = 64 * 400
 

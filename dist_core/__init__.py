@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from dist_core.hooks import loaded_on_use
 from dist_core.version import __version__
 
 if TYPE_CHECKING:
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
     from dist_core.training.model import AdaptiveDataParallel
 
 _HOME = {
-    "Accumulator": "training.accumulator",
-    "AdaptiveDataLoader": "training.loader",
-    "AdaptiveDataParallel": "training.model",
-    "CheckpointReader": "state.checkpoint_reader",
-    "ElasticFullyShard": "larger.sharded",
-    "ElasticModel": "larger.model",
-    "ElasticPipeline": "larger.pipeline",
-    "current_dataloader": "training.loader",
-    "current_epoch": "training.api",
-    "init_process_group": "training.api",
-    "keep": "training.api",
-    "prepared": "preparation.prepare",
-    "progress_step": "training.api",
-    "rank": "training.api",
-    "register_state": "training.api",
-    "remaining_epochs_until": "training.api",
-    "report": "training.api",
-    "set_checkpoint_interval": "training.api",
-    "world_size": "training.api",
+    "Accumulator": ".training.accumulator",
+    "AdaptiveDataLoader": ".training.loader",
+    "AdaptiveDataParallel": ".training.model",
+    "CheckpointReader": ".state.checkpoint_reader",
+    "ElasticFullyShard": ".larger.sharded",
+    "ElasticModel": ".larger.model",
+    "ElasticPipeline": ".larger.pipeline",
+    "current_dataloader": ".training.loader",
+    "current_epoch": ".training.api",
+    "init_process_group": ".training.api",
+    "keep": ".training.api",
+    "prepared": ".preparation.prepare",
+    "progress_step": ".training.api",
+    "rank": ".training.api",
+    "register_state": ".training.api",
+    "remaining_epochs_until": ".training.api",
+    "report": ".training.api",
+    "set_checkpoint_interval": ".training.api",
+    "world_size": ".training.api",
 }
 
 __all__ = [
@@ -75,7 +75,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'dist_core' has no attribute {name!r}")
-    return getattr(import_module(f"dist_core.{_HOME[name]}"), name)
+__getattr__ = loaded_on_use(__name__, _HOME)

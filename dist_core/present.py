@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from dist_core.hooks import when_imported
 from dist_core.link.environment import ReplicaEnvironment
 from dist_core.state.seeds import seed_torch, trial_seed
 from dist_core.trial.plain_replica import Participant, begin, begun
-from dist_core.when_imported import when_imported
 
 if TYPE_CHECKING:
     from dist_core.trial.replica import Replica

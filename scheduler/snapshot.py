@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dist_core.goodput import BatchBounds
-from trials.queued import QueuedSlots, SlotQuota
-from trials.record import Reason
+from trials.record import QueuedSlots, Reason, SlotQuota
 from trials.terms import Goal
 
 Placement = Mapping[str, int]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from dist_core.hooks import loaded_on_use
 from dist_core.version import __version__
 
 if TYPE_CHECKING:
@@ -36,24 +36,21 @@ __all__ = [
 ]
 
 _HOME = {
-    "Population": "tuner_bridge.optuna.population",
+    "Population": ".optuna.population",
     "StudyTerms": "trials.terms",
-    "current_trial": "tuner_bridge.optuna.current",
-    "elastic": "tuner_bridge.optuna.elastic",
-    "elastune_studies": "tuner_bridge.optuna.studies",
-    "enqueue_from": "tuner_bridge.optuna.continuing",
-    "nni_training_service_info": "tuner_bridge.nni.training_service",
-    "optimize": "tuner_bridge.optuna.optimize",
-    "program": "tuner_bridge.optuna.program",
-    "report_metrics": "tuner_bridge.optuna.metrics",
-    "script": "tuner_bridge.in_replica.scripts",
-    "stage": "tuner_bridge.optuna.stages",
-    "tell": "tuner_bridge.optuna.current",
+    "current_trial": ".optuna.current",
+    "elastic": ".optuna.elastic",
+    "elastune_studies": ".optuna.studies",
+    "enqueue_from": ".optuna.continuing",
+    "nni_training_service_info": ".nni.training_service",
+    "optimize": ".optuna.optimize",
+    "program": ".optuna.program",
+    "report_metrics": ".optuna.metrics",
+    "script": ".in_replica.scripts",
+    "stage": ".optuna.stages",
+    "tell": ".optuna.current",
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import each name when it is used: nobody needs another front end's packages, or waits for what it loads."""
-    if name not in _HOME:
-        raise AttributeError(f"module 'tuner_bridge' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
+# Nobody needs another front end's packages, or waits for what it loads.
+__getattr__ = loaded_on_use(__name__, _HOME)

@@ -17,9 +17,7 @@ from typing import Any, Final, NamedTuple, cast
 import numpy as np
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
-from dist_core.data.division import Division, LoadedStep
-from dist_core.data.order import StepPlan, split_evenly
-from dist_core.data.stream_parts import PartedCursor
+from dist_core.data.order import Division, LoadedStep, PartedCursor, StepPlan, split_evenly
 from dist_core.errors import InvalidTraining
 from dist_core.torch_private import PartInfo, reading_as
 

@@ -16,10 +16,18 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
-from dist_core.data.division import Division, LoadedStep
-from dist_core.data.order import ElasticCursor, Indices, StepPlan, StreamCursor, divide, evaluation_share
+from dist_core.data.order import (
+    Division,
+    ElasticCursor,
+    Indices,
+    LoadedStep,
+    PartedCursor,
+    StepPlan,
+    StreamCursor,
+    divide,
+    evaluation_share,
+)
 from dist_core.data.parted_source import PartedSource, first_items
-from dist_core.data.stream_parts import PartedCursor
 from dist_core.errors import InvalidTraining
 from dist_core.generations.decision import short_checksum
 from dist_core.state.random_streams import Drawing, seeded

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 
 from dist_core.errors import JoinAgain, PeerLost, ReplicaExit
-from dist_core.first_step import first_step_begins
 from dist_core.generations.generation import Generation
 from dist_core.generations.losses import Losses
 from dist_core.generations.membership import Membership, Prepared
 from dist_core.generations.state_transfer import hand_over, share_state
+from dist_core.hooks import first_step_begins
 from dist_core.link.client import ControlChannel
 from dist_core.state.persistence import Persistence
 from dist_core.state.position import Position

@@ -27,9 +27,8 @@ from dist_core.link.environment import WATCH_THREAD, ReplicaEnvironment
 
 if TYPE_CHECKING:
     # They import torch, which a replica that does not train does without.
-    from dist_core.generations.address_store import AddressStore
     from dist_core.generations.group_needs import GroupNeeds
-    from dist_core.generations.process_groups import ReplicaGroup
+    from dist_core.generations.process_groups import AddressStore, ReplicaGroup
 
 logger = logging.getLogger(__name__)
 
@@ -322,8 +321,7 @@ class Membership:
         return GroupNeeds() if self.group_needs is None else self.group_needs()
 
     def _build(self, generation: PublishedGeneration, rank: int, joins: bool) -> None:
-        from dist_core.generations.address_store import AddressStore
-        from dist_core.generations.process_groups import build_group
+        from dist_core.generations.process_groups import AddressStore, build_group
 
         store = AddressStore(self._channel, {"generation": generation.number}, BUILD_TIMEOUT)
         with self._lock:

@@ -14,9 +14,8 @@ import torch
 
 from dist_core.device import Device
 from dist_core.errors import ControlChannelError, InvalidTraining, PeerLost
-from dist_core.generations.address_store import AddressStore
 from dist_core.generations.group_needs import GroupNeeds, carrier_for
-from dist_core.generations.process_groups import ReplicaGroup, build_group, lone_group
+from dist_core.generations.process_groups import AddressStore, ReplicaGroup, build_group, lone_group
 from dist_core.generations.torchrun import torchrun_part
 from dist_core.link.client import ControlChannel
 from dist_core.link.environment import ReplicaEnvironment, standalone_members, standalone_world

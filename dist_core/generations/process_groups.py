@@ -8,13 +8,14 @@ own asks for groups of its own (``GroupNeeds``).
 
 from __future__ import annotations
 
+import base64
 import gc
 import json
 import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -24,9 +25,10 @@ import torch
 import torch.distributed as dist
 
 from dist_core.device import device_of
-from dist_core.errors import PeerLost
+from dist_core.errors import ControlChannelError, PeerLost
 from dist_core.generations.fuse import Fuse
 from dist_core.generations.group_needs import GroupNeeds
+from dist_core.link.client import ControlChannel
 from dist_core.torch_private import (
     HashStore,
     PrefixStore,
@@ -414,3 +416,55 @@ def consisting_of(whole: ReplicaGroup, data_parallel: ReplicaGroup, needs: Group
 def lone_group(needs: GroupNeeds | None = None) -> ReplicaGroup:
     """Return a group of one: a standalone process, or a joiner that has not joined yet."""
     return build_group(HashStore(), name="lone", rank=0, nodes=("here",), timeout=timedelta(seconds=30), needs=needs)
+
+
+POLL_SECONDS = 10.0
+
+
+class AddressStore(Store):
+    """Keys of one meeting: of a generation, or of the processes of a replica.
+
+    ``cancel`` makes every waiting call raise, so that an abandoned group can be dropped.
+    """
+
+    def __init__(self, channel: ControlChannel, meeting: Mapping[str, int | str], timeout: timedelta) -> None:
+        super().__init__()
+        self._channel = channel
+        self._meeting = dict(meeting)
+        self._called = " ".join(f"{name} {value}" for name, value in meeting.items())
+        self._timeout = timeout
+        self._known: dict[str, bytes] = {}
+        self._cancelled = threading.Event()
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+    def set(self, key: str, value: bytes | str) -> None:
+        data = value.encode() if isinstance(value, str) else value
+        body = {**self._meeting, "key": key, "value": base64.b64encode(data).decode()}
+        self._channel.request("PUT", "/rendezvous", body)
+
+    def get(self, key: str) -> bytes:
+        if key not in self._known:
+            waited = 0.0
+            while key not in self._known:
+                if self._cancelled.is_set():
+                    raise ControlChannelError(f"{self._called} was abandoned")
+                if waited >= self._timeout.total_seconds():
+                    raise TimeoutError(f"no replica published {key!r} of {self._called}")
+                answer = self._channel.request(
+                    "GET",
+                    "/rendezvous",
+                    params={**self._meeting, "key": key, "wait": POLL_SECONDS},
+                )
+                waited += POLL_SECONDS
+                if answer["value"] is not None:
+                    self._known[key] = base64.b64decode(answer["value"])
+        return self._known[key]
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        for key in keys:
+            self.get(key)
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self._known for key in keys)

@@ -10,10 +10,9 @@ import torch
 from dist_core.device import Device
 from dist_core.errors import InvalidTraining
 from dist_core.generations.group_needs import carrier_for
-from dist_core.gradients.optimizers import asks_its_closure_again, parameters_of
+from dist_core.gradients.optimizers import asks_its_closure_again, parameters_of, schedules_unknown
 from dist_core.gradients.patched_calls import models_of
 from dist_core.gradients.reduce import ReductionStrategy
-from dist_core.gradients.schedules import schedules_unknown
 
 
 def refuse_what_cannot_be_trained(

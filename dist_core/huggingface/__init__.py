@@ -10,6 +10,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dist_core.hooks import loaded_on_use
+
 if TYPE_CHECKING:
     from dist_core.huggingface.accelerator import Accelerator
     from dist_core.huggingface.trainer import ElasticTrainerMixin, elastic
@@ -20,18 +22,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Accelerator", "ElasticDPOTrainer", "ElasticSFTTrainer", "ElasticTrainer", "ElasticTrainerMixin", "elastic"]
 
-_HOME = {"Accelerator": "accelerator", "ElasticTrainerMixin": "trainer", "elastic": "trainer"}
+_HOME = {"Accelerator": ".accelerator", "ElasticTrainerMixin": ".trainer", "elastic": ".trainer"}
 _MADE_FROM = {
     "ElasticTrainer": ("transformers", "Trainer"),
     "ElasticSFTTrainer": ("trl", "SFTTrainer"),
     "ElasticDPOTrainer": ("trl", "DPOTrainer"),
 }
+_load = loaded_on_use(__name__, _HOME)
 
 
 def __getattr__(name: str) -> Any:
     if name in _MADE_FROM:
         package, original = _MADE_FROM[name]
-        return __getattr__("elastic")(getattr(import_module(package), original))
-    if name not in _HOME:
-        raise AttributeError(f"module 'dist_core.huggingface' has no attribute {name!r}")
-    return getattr(import_module(f"dist_core.huggingface.{_HOME[name]}"), name)
+        return _load("elastic")(getattr(import_module(package), original))
+    return _load(name)

@@ -25,7 +25,7 @@ from dist_core.huggingface.alone import appear_alone, processes_started, reducer
 from dist_core.huggingface.shared_evaluation import GatheredRows
 from dist_core.training.loader import AdaptiveDataLoader
 from dist_core.training.model import AdaptiveDataParallel
-from dist_core.training.others_loader import elastic_like
+from dist_core.training.others_loop import elastic_like
 from dist_core.trial.current import get_core
 
 _OTHERS = ("deepspeed_plugin", "deepspeed_plugins", "fsdp_plugin", "megatron_lm_plugin", "parallelism_config")

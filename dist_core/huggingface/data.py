@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from dist_core.errors import InvalidTraining
 from dist_core.training.loader import AdaptiveDataLoader
-from dist_core.training.others_loader import InPlaceOfLoader, is_stream, order_of
+from dist_core.training.others_loop import InPlaceOfLoader, is_stream, order_of
 
 
 class TrainingPass(InPlaceOfLoader):

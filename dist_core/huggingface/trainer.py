@@ -19,6 +19,7 @@ from transformers import TrainerCallback
 
 from dist_core.errors import InvalidTraining
 from dist_core.gradients.noise.estimator import SPARSE_EVERY
+from dist_core.hooks import tell_metrics
 from dist_core.huggingface.alone import appear_alone, processes_started, reducer_options
 from dist_core.huggingface.carried import CarriedState
 from dist_core.huggingface.data import TrainingPass, loader_like, refuse_another_loader
@@ -27,9 +28,8 @@ from dist_core.training.accumulator import Accumulator
 from dist_core.training.api import remaining_epochs_until
 from dist_core.training.loader import AdaptiveDataLoader
 from dist_core.training.model import AdaptiveDataParallel
-from dist_core.training.user_steps import BatchWord, UserSteps, check_batch_word, use_batch_word
+from dist_core.training.others_loop import BatchWord, UserSteps, check_batch_word, use_batch_word
 from dist_core.trial.current import get_core, reset_core
-from dist_core.trial.metrics import tell_metrics
 
 _STATE = "hugging-face-trainer"
 """Among the states of the trial."""

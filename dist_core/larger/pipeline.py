@@ -27,11 +27,10 @@ from dist_core.gradients.step_place import StepPlace
 from dist_core.larger.alike import refuse_what_computes_otherwise
 from dist_core.larger.choice import settle_layout
 from dist_core.larger.divided_state import DividedState, gathered, held_whole, names_of_shared
-from dist_core.larger.microbatches import Division, divided, largest_microbatch
 from dist_core.larger.part_passes import PartPasses
 from dist_core.larger.part_sums import PartSums
 from dist_core.larger.predicted import in_memory, model_costs, slot_memory, state_factor
-from dist_core.larger.schedules import ScheduleKind, schedule_kind
+from dist_core.larger.schedules import Division, ScheduleKind, divided, largest_microbatch, schedule_kind
 from dist_core.larger.stages import arguments_of, blocks_of, cut, recompute_in, stage_modules, train_in_place_of
 from dist_core.layout import STAGES
 from dist_core.link.environment import gpu_share

@@ -7,25 +7,20 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from dist_core.hooks import loaded_on_use, when_imported
 from dist_core.lightning.package import PACKAGES, register
-from dist_core.when_imported import when_imported
 
 if TYPE_CHECKING:
-    from dist_core.lightning.environment import ElasticEnvironment
-    from dist_core.lightning.strategy import ElasticStrategy
+    from dist_core.lightning.strategy import ElasticEnvironment, ElasticStrategy
 
 __all__ = ["ElasticEnvironment", "ElasticStrategy"]
 
-_HOME = {"ElasticEnvironment": "environment", "ElasticStrategy": "strategy"}
+_HOME = {"ElasticEnvironment": ".strategy", "ElasticStrategy": ".strategy"}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'dist_core.lightning' has no attribute {name!r}")
-    return getattr(import_module(f"dist_core.lightning.{_HOME[name]}"), name)
+__getattr__ = loaded_on_use(__name__, _HOME)
 
 
 for _package in PACKAGES:

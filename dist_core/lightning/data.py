@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_unflatten
 
 from dist_core.lightning.package import _DataFetcher
 from dist_core.training.loader import AdaptiveDataLoader
-from dist_core.training.others_loader import InPlaceOfLoader
+from dist_core.training.others_loop import InPlaceOfLoader
 
 
 class TrainingBatches(InPlaceOfLoader):

@@ -1,4 +1,4 @@
-"""ElasticEpochLoop: Lightning's loop over the batches of an epoch, over the steps of a trial.
+"""ElasticEpochLoop: Lightning's loop over the batches of an epoch, over the steps of a trial; its metrics.
 
 Lightning's loop stays: its hooks, counts, schedules, validations and logging. What it counts is what one process would
 count, however many replicas compute a step; and what follows an epoch's last step comes once that step has counted.
@@ -15,11 +15,10 @@ import torch
 
 from dist_core.lightning.carried import CarriedProgress, set_counts
 from dist_core.lightning.data import Exhausted, StepFetcher, TrainingBatches
-from dist_core.lightning.metrics import reset_metrics
 from dist_core.lightning.package import _ResultCollection, _TrainingEpochLoop, call
 from dist_core.training.accumulator import Accumulator
 from dist_core.training.model import AdaptiveDataParallel
-from dist_core.training.user_steps import UserSteps
+from dist_core.training.others_loop import UserSteps
 from dist_core.trial.replica import Replica
 
 
@@ -366,3 +365,26 @@ class ElasticEpochLoop(_TrainingEpochLoop):
         steps, self.deferred = self.deferred, 0
         super().on_advance_end(fetcher)
         self._batches_that_stepped += steps - 1
+
+
+def metrics_of_all_samples(module: Any) -> Callable[[], None]:
+    """Have the module's metrics ask no other replica, which has seen the same; returns what undoes it."""
+    from torchmetrics import Metric
+
+    before = [(each, each.distributed_available_fn) for each in module.modules() if isinstance(each, Metric)]
+    for metric, _ in before:
+        metric.distributed_available_fn = lambda: False
+
+    def undo() -> None:
+        for metric, available in before:
+            metric.distributed_available_fn = available
+
+    return undo
+
+
+def reset_metrics(module: Any) -> None:
+    from torchmetrics import Metric
+
+    for each in module.modules():
+        if isinstance(each, Metric):
+            each.reset()

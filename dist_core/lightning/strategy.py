@@ -23,21 +23,26 @@ from dist_core.errors import InvalidTraining
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.gradients.noise.estimator import SPARSE_EVERY
 from dist_core.gradients.optimizers import parameters_of
+from dist_core.hooks import tell_metrics
 from dist_core.lightning.data import TrainingBatches
-from dist_core.lightning.environment import ElasticEnvironment
-from dist_core.lightning.epoch_loop import STATE, ElasticEpochLoop
+from dist_core.lightning.epoch_loop import STATE, ElasticEpochLoop, metrics_of_all_samples
 from dist_core.lightning.fit_loop import ElasticFitLoop, ElasticLoggerConnector, ElasticValidationLoop
-from dist_core.lightning.metrics import metrics_of_all_samples
-from dist_core.lightning.package import STRATEGY, Callback, SingleDeviceStrategy, TrainerFn, _DataConnector, rank_zero
+from dist_core.lightning.package import (
+    STRATEGY,
+    Callback,
+    ClusterEnvironment,
+    SingleDeviceStrategy,
+    TrainerFn,
+    _DataConnector,
+    rank_zero,
+)
 from dist_core.lightning.refusals import refuse_old_lightning, refuse_trainer
 from dist_core.link.environment import standalone_world
 from dist_core.preparation.claims import Claims
 from dist_core.training.loader import AdaptiveDataLoader
 from dist_core.training.model import AdaptiveDataParallel
-from dist_core.training.others_loader import elastic_like
-from dist_core.training.user_steps import BatchWord, check_batch_word, use_batch_word
+from dist_core.training.others_loop import BatchWord, check_batch_word, elastic_like, use_batch_word
 from dist_core.trial.current import get_core, reset_core
-from dist_core.trial.metrics import tell_metrics
 from dist_core.trial.replica import Replica
 
 T = TypeVar("T")
@@ -392,3 +397,42 @@ class ElasticDataConnector(_DataConnector):
             if each is not None:
                 each.prepare_data()
         done.touch()
+
+
+class ElasticEnvironment(ClusterEnvironment):
+    """Replicas are started by whoever runs the trial, and Lightning connects none of them."""
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        return True
+
+    @property
+    def main_address(self) -> str:
+        return os.environ.get("MASTER_ADDR", "127.0.0.1")
+
+    @property
+    def main_port(self) -> int:
+        return int(os.environ.get("MASTER_PORT", "0"))
+
+    @staticmethod
+    def detect() -> bool:
+        return get_core().environment is not None
+
+    def world_size(self) -> int:
+        """1: what replicas do together is the trial's."""
+        return 1
+
+    def set_world_size(self, size: int) -> None:
+        """Do nothing: the scheduler sets the world size."""
+
+    def global_rank(self) -> int:
+        return get_core().shown_rank
+
+    def set_global_rank(self, rank: int) -> None:
+        """Do nothing: the trial sets the rank."""
+
+    def local_rank(self) -> int:
+        return int(os.environ.get("LOCAL_RANK", "0"))
+
+    def node_rank(self) -> int:
+        return 0

@@ -15,10 +15,9 @@ import torch
 from dist_core.data.order import StepPlan
 from dist_core.errors import BatchLeftOut, InvalidTraining
 from dist_core.gradients.bucket_reducer import StepNorms
-from dist_core.gradients.earlier_passes import around_backward, note_backward
+from dist_core.gradients.earlier_passes import SynchronizedNorms, around_backward, note_backward
 from dist_core.gradients.noise.measurements import Measurements
 from dist_core.gradients.step_place import StepPlace
-from dist_core.gradients.synchronized_norms import SynchronizedNorms
 from dist_core.gradients.wrapped_state import WrappedState
 from dist_core.torch_private import loss_scale_of
 from dist_core.training.passes_of_steps import PassesOfSteps

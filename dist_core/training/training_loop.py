@@ -7,8 +7,7 @@ from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from dist_core.data.division import Division, LoadedStep
-from dist_core.data.order import StepPlan
+from dist_core.data.order import Division, LoadedStep, StepPlan
 from dist_core.errors import InvalidTraining, RunAgain
 from dist_core.goodput import fixed_choice
 from dist_core.state.random_streams import seeded

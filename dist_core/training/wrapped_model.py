@@ -18,8 +18,8 @@ from dist_core.gradients.learning_rate import ScalingRule
 from dist_core.gradients.noise.estimator import NoiseScale
 from dist_core.gradients.noise.measurements import Measurements
 from dist_core.gradients.noise.norms import AdamPreconditioner, is_adam
+from dist_core.gradients.optimizers import has_ended, schedules_unknown, takes_metric, takes_position
 from dist_core.gradients.patched_calls import intercept_optimizer, intercept_scaler, intercept_scheduler, models_of
-from dist_core.gradients.schedules import has_ended, schedules_unknown, takes_metric, takes_position
 from dist_core.gradients.step_place import StepPlace
 from dist_core.gradients.wrapped_state import WrappedSchedules
 from dist_core.state.manifests import PARTS

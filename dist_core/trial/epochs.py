@@ -8,8 +8,8 @@ from dist_core.generations.running_sums import RunningSums
 from dist_core.life import Life, Listener
 from dist_core.state.persistence import Persistence
 from dist_core.state.position import Position
+from dist_core.trial.departure import Leaving
 from dist_core.trial.entering import Arrival
-from dist_core.trial.leaving import Leaving
 from dist_core.trial.pacing import Pacing
 
 

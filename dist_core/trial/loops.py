@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from dist_core.errors import InvalidTraining
+from collections.abc import Iterable
+
+import torch
+
+from dist_core.errors import InvalidTraining, JoinAgain, PeerLost, RunAgain
 from dist_core.generations.generation import Generation
 from dist_core.generations.running_sums import RunningSums
 from dist_core.generations.state_transfer import broadcast_in_place
 from dist_core.life import Life, Listener
+from dist_core.link.environment import ReplicaEnvironment, standalone_members, standalone_world
+from dist_core.link.news import News
+from dist_core.state.memory_limit import is_out_of_memory
 from dist_core.state.position import Position
-from dist_core.trial.leaving import Leaving
+from dist_core.state.random_streams import RandomStreams
+from dist_core.trial.batch_agreement import BatchAgreement
+from dist_core.trial.departure import Leaving
+from dist_core.trial.epochs import Resumption
 from dist_core.trial.models import Models
+from dist_core.trial.pacing import Pacing
 from dist_core.trial.participants import PacingLoader
 from dist_core.trial.rendezvous import Rendezvous
 from dist_core.trial.rollback import Rollback
@@ -101,3 +112,141 @@ class EvaluationState(Listener):
                 lambda group: broadcast_in_place(group if group.slots_per_share == 1 else group.data_parallel, buffers)
             )
         self._sums.settle()
+
+
+class Rerun:
+    def __init__(
+        self,
+        generation: Generation,
+        batch: BatchAgreement,
+        loops: Loops,
+        rollback: Rollback,
+        news: News,
+        life: Life,
+    ) -> None:
+        self._generation = generation
+        self._batch = batch
+        self._loops = loops
+        self._rollback = rollback
+        self._news = news
+        self._life = life
+
+    def is_made_ready(self, error: BaseException) -> bool:
+        """Tell whether the user's code, which ended with this error, is to run again; all is made ready for that."""
+        if isinstance(error, JoinAgain):
+            self._join_later()
+        elif isinstance(error, RunAgain):
+            self._batch.keep()
+            self._go_on(in_loop=error.in_loop)
+        elif is_out_of_memory(error) and self._shrinks(error):
+            # It has left the loop by this very error.
+            self._go_on(in_loop=True)
+        else:
+            return False
+        return True
+
+    def _join_later(self) -> None:
+        """Forget what the first run registered, keep the identity."""
+        self._life.runs_again()
+        self._life.joins_again()
+        self._generation.begin_anew()
+
+    def _go_on(self, *, in_loop: bool) -> None:
+        """Go on where the trial stands; the code builds everything anew.
+
+        ``in_loop``: within the loop that it has left.
+        """
+        self._rollback.go_back_behind_loop()
+        if in_loop:
+            self._loops.go_back_into_left_loop()
+        self._rollback.keep_for_next_run()
+        self._life.runs_again()
+        self._generation.come_to_begin()
+
+    def _shrinks(self, error: BaseException) -> bool:
+        """Note the bound of a batch that did not fit, and tell whether the user's code may run again from its top.
+
+        Nothing is lost: weights are as of the last complete step. A replica among others leaves instead, and is
+        replaced by one that knows the bound. Raises PeerLost for that, and InvalidTraining when no smaller batch is
+        allowed.
+        """
+        if self._batch.adaptation is None or not self._generation.joined:
+            return False
+        learnt = self._batch.shrink(error)
+        self._news.warn(f"{learnt} ({error})")
+        if self._generation.group.world_size > 1:
+            raise PeerLost(f"{learnt}; this replica leaves, and another one starts with this limit")
+        return True
+
+
+class OutsideOfLoops:
+    """Replicas come and go only at a loader's steps: outside of them a trial has those that have met, or one."""
+
+    def __init__(
+        self,
+        environment: ReplicaEnvironment | None,
+        generation: Generation,
+        resumption: Resumption,
+        random: RandomStreams,
+        pacing: Pacing,
+        news: News,
+    ) -> None:
+        self._replicas = (
+            standalone_world()[1] // standalone_members()
+            if environment is None
+            else environment.replicas // environment.members
+        )
+        """Replicas that were started together, until they have met."""
+        self._is_elastic = environment is not None
+        self._generation = generation
+        self._resumption = resumption
+        self._random = random
+        self._pacing = pacing
+        self._news = news
+        self._has_told = False
+
+    def begin_forward(self, buffers: Iterable[torch.Tensor]) -> None:
+        """Average the gradients of a forward pass of ranks of torchrun, as DistributedDataParallel does.
+
+        What they draw for themselves, they go on to draw; ``buffers`` become those of rank 0.
+        """
+        if self._is_elastic or self._replicas == 1:
+            return
+        self.meet()
+        shared = list(buffers)
+        if shared:
+            broadcast_in_place(self._generation.group, shared)
+
+    def meet(self) -> None:
+        """Have ranks of torchrun meet now, unless they have."""
+        if not (self._is_elastic or self._replicas == 1 or self._generation.joined):
+            with self._random.left_alone():
+                self._resumption.come_in_early()
+
+    def refuse_to_train_alone(self) -> None:
+        """Raise InvalidTraining before an update by which this replica would train by itself, and PeerLost."""
+        if self._generation.broken is not None:
+            raise PeerLost(self._generation.broken)
+        if self._generation.joined or self._replicas == 1:
+            return
+        if self._is_elastic:
+            # What comes before the first loop every replica does by itself, and goes on from what the first one has.
+            if self._pacing.awaits_loader:
+                self._tell()
+                return
+            if self._resumption.joins:
+                return
+        raise InvalidTraining(
+            "an optimizer stepped outside of a loop over an AdaptiveDataLoader, on gradients that were not summed over "
+            f"the {self._replicas} replicas: each would train by itself. Read the training data with "
+            "dist_core.AdaptiveDataLoader, in a loop over remaining_epochs_until(), or give the trial one replica "
+            "(max_replicas=1)"
+        )
+
+    def _tell(self) -> None:
+        if not self._has_told:
+            self._has_told = True
+            self._news.warn(
+                f"an optimizer stepped before the first loop over an AdaptiveDataLoader: each of the {self._replicas} "
+                "replicas does that by itself, and they go on from what the first one has"
+            )

@@ -6,20 +6,23 @@ torch comes, the training core takes this one's place, with its line to the sche
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
-from dist_core.errors import EXIT_PREEMPTED, ReplicaExit
+from dist_core.errors import EXIT_PREEMPTED, ReplicaExit, Unwinding
 from dist_core.generations.membership import Membership
+from dist_core.hooks import when_imported
 from dist_core.link.client import ControlChannel
 from dist_core.link.environment import ReplicaEnvironment
 from dist_core.link.hints_sender import HintsSender
 from dist_core.state.states import StateRegistry
-from dist_core.when_imported import when_imported
 
 if TYPE_CHECKING:
     from dist_core.trial.replica import Replica
+
 
 logger = logging.getLogger(__name__)
 
@@ -120,3 +123,28 @@ def end() -> None:
     """End the replica; its process may become another one."""
     global _begun
     _begun = None
+
+
+T = TypeVar("T")
+
+
+def run_training(replica: Participant, code: Callable[[], T]) -> T:
+    """Return the result of ``code``.
+
+    Raises what it raises, except for what can be gone on from. Libraries take variables out of the environment when
+    they have read them (MLflow's run of the trial): the code finds all of them each time.
+    """
+    environ = dict(os.environ)
+    while True:
+        try:
+            value = code()
+            replica.present.raise_postponed()
+            return value
+        except (Unwinding, RuntimeError, MemoryError) as error:
+            # RuntimeError is the base of torch's out-of-memory errors.
+            if not replica.present.can_run_again(error):
+                raise
+        # The failed run's tensors go before the next one allocates its own.
+        gc.collect()
+        os.environ.update({name: value for name, value in environ.items() if name not in os.environ})
+        replica.present.free_device_memory()

@@ -14,8 +14,8 @@ from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.generations.step_record import StepRecord
 from dist_core.link.news import News
 from dist_core.state.position import Position
+from dist_core.trial.departure import Leaving
 from dist_core.trial.healing import Heals
-from dist_core.trial.leaving import Leaving
 from dist_core.trial.voters import SameCode
 
 T = TypeVar("T")

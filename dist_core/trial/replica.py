@@ -47,23 +47,19 @@ from dist_core.state.seeds import seed_all, trial_seed
 from dist_core.state.states import FunctionState, StateRegistry
 from dist_core.trial.batch_agreement import BatchAgreement
 from dist_core.trial.chosen_layout import ChosenLayout
-from dist_core.trial.departure import Departure, Preemption
+from dist_core.trial.departure import Departure, Leaving, Preemption
 from dist_core.trial.elastic_world import ElasticWorld
 from dist_core.trial.emulated_device import EmulatedDevice
 from dist_core.trial.entering import Arrival, Entering, ScheduledArrival, StandaloneArrival
 from dist_core.trial.epochs import Epochs, Resumption
 from dist_core.trial.healing import Healing, Heals, NoHealing, TrainingSurvivor
-from dist_core.trial.hinting import Hinting
-from dist_core.trial.leaving import Leaving
-from dist_core.trial.loops import EvaluationState, Loops
+from dist_core.trial.loops import EvaluationState, Loops, OutsideOfLoops, Rerun
 from dist_core.trial.models import Models
 from dist_core.trial.moving_buffers import MovingBuffers
-from dist_core.trial.outside import OutsideOfLoops
-from dist_core.trial.pacing import LoopHabits, Pacing
+from dist_core.trial.pacing import Hinting, LoopHabits, Pacing
 from dist_core.trial.participants import PacingLoader
 from dist_core.trial.plain_replica import PlainReplica
 from dist_core.trial.rendezvous import MetricMean, Rendezvous
-from dist_core.trial.rerun import Rerun
 from dist_core.trial.rollback import Rollback
 from dist_core.trial.same_weights import SameWeights
 from dist_core.trial.saving import Saving

@@ -1,4 +1,4 @@
-"""Counts of slots by trial: the sum of the trials' values is maximised within the cluster's slots.
+"""Counts of slots by trial, and the grid of counts that is searched: the sum of the trials' values is maximised within the cluster's slots.
 
 All trials choose from one ascending grid of counts whose first entry is 0; a value of -inf forbids a count. Exact by
 dynamic programming where that is quick; else by marginal gains on the concave envelope of each trial's values, whose
@@ -12,6 +12,8 @@ from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
+
+from scheduler.snapshot import TrialView
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -97,3 +99,25 @@ def envelope(counts: Sequence[int], values: Sequence[float], start: int, row: in
         points.append(index)
         slopes.append(slope)
     return [(slope, row, before, after) for slope, (before, after) in zip(slopes, pairwise(points), strict=True)]
+
+
+MOST_NODES = 64
+"""Largest allocation that is looked at, in whole nodes."""
+
+
+def count_grid(views: Sequence[TrialView], total: int, node_slots: int) -> NDArray[np.int64]:
+    """0, all counts within a node, whole nodes beyond, and what trials hold or need; ascending.
+
+    Of trials whose replicas take several slots, also all whole numbers of replicas.
+    """
+    wanted = {0, *range(1, min(node_slots, total) + 1)}
+    wanted.update(range(2 * node_slots, min(total, MOST_NODES * node_slots) + 1, node_slots))
+    wanted.update(min(view.min_slots, total) for view in views)
+    wanted.update(min(view.held_slots, total) for view in views)
+    wanted.update(min(option.min_slots, total) for view in views for option in view.options)
+    sizes = {view.slots_per_replica for view in views}
+    sizes.update(option.slots_per_replica for view in views for option in view.options)
+    for size in sizes - {1}:
+        wanted.update(range(size, min(total, MOST_NODES * max(node_slots, size)) + 1, size))
+    most = max((view.max_slots for view in views), default=1)
+    return np.array(sorted(count for count in wanted if count <= max(most, 1)), dtype=np.int64)

@@ -18,7 +18,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import Base64Bytes, BaseModel, Field, TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect
 
-from scheduler.api.callers import Client
+from scheduler.api.client_access import Client
 from scheduler.api.tokens import Access
 from scheduler.loop.control_loop import ControlLoop
 from trials.agents.archives import NAME, newest, packed, unpack

@@ -14,8 +14,7 @@ from pydantic import BaseModel, Field
 
 import scheduler
 from scheduler.api.action_routes import action_routes
-from scheduler.api.callers import Client, allow, calling_client
-from scheduler.api.client_access import ClientAccess
+from scheduler.api.client_access import Client, ClientAccess, allow, calling_client
 from scheduler.api.display_routes import display_routes
 from scheduler.api.packages import LARGEST_BYTES, PackageRefused
 from scheduler.api.page.looking_back import looking_back_routes

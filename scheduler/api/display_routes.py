@@ -12,8 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from scheduler.api.callers import Client, allow, calling_client
-from scheduler.api.client_access import ClientAccess
+from scheduler.api.client_access import Client, ClientAccess, allow, calling_client
 from scheduler.api.service import Service
 from scheduler.api.summaries import brief, live
 from trials.record import TRIAL_ID

@@ -10,8 +10,7 @@ from pydantic import BaseModel, Field
 
 from scheduler.allocation.admission import BUDGET_USED
 from scheduler.api.action_routes import is_paused_by_people
-from scheduler.api.callers import identity_of
-from scheduler.api.client_access import ClientAccess
+from scheduler.api.client_access import ClientAccess, identity_of
 from scheduler.api.hot_routes import HotRoute, HotRoutes
 from scheduler.api.page.rows import shown_parameters
 from scheduler.api.service import Service

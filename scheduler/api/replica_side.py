@@ -20,8 +20,8 @@ from scheduler.api.hot_routes import HotRoute, HotRoutes
 from scheduler.api.service import Service
 from scheduler.api.tokens import Access, Identity
 from scheduler.knowledge.measured import measurement
+from trials.plan import replica_number
 from trials.record import Measurement, Outcome, Reason, ReplicaRecord, ReplicaState, Report, TrialRecord
-from trials.replicas import replica_number
 from trials.store.base import HistoryEntry
 
 LONGEST_WAIT_SECONDS = 30.0

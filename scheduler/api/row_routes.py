@@ -10,8 +10,7 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, Response
 
-from scheduler.api.callers import Client, allow, calling_client
-from scheduler.api.client_access import ClientAccess
+from scheduler.api.client_access import Client, ClientAccess, allow, calling_client
 from scheduler.api.page.rows import node_row, queue_row, study_row, trial_row
 from scheduler.api.service import Service
 from scheduler.api.tokens import Access

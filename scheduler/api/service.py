@@ -1,4 +1,4 @@
-"""Objects that the API's two sides share: store, loop, mailbox, and the signal that ends long polls."""
+"""Objects that the API's two sides share: store, loop, mailbox, the signal that ends long polls; and their assembly."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from scheduler.api.joining import Joining
@@ -19,7 +20,9 @@ from scheduler.api.site import Site
 from scheduler.api.tokens import Tokens
 from scheduler.knowledge.measured import Measuring
 from scheduler.loop.control_loop import ControlLoop
+from scheduler.loop.settings import LoopSettings
 from scheduler.loop.trial_files import PACKAGES
+from scheduler.policy import policy_by_name
 from trials.errors import StoreUnavailable
 from trials.store import TrialStore
 
@@ -186,3 +189,43 @@ class Service:
         self.news.tell(trial_ids)
         self.changed.set()
         self.changed = asyncio.Event()
+
+
+def assemble(
+    store: TrialStore,
+    site: Site,
+    tokens: Tokens,
+    *,
+    policy: str,
+    url: str,
+    state_dir: Path,
+    is_shared: bool = True,
+    **of_loop: Any,
+) -> Service:
+    """Put a scheduler together that replicas reach at ``url``; ``site.begin`` then starts what it gives slots of.
+
+    ``is_shared``: several users' studies run here, so that replicas inherit only what is the machine's. ``of_loop``:
+    further ``LoopSettings``.
+    """
+    clock = SteadyClock()
+    settings = LoopSettings(
+        state_dir=state_dir,
+        api_url=lambda: url,
+        replica_token=tokens.for_replica,
+        base_environ=site.environ(is_shared=is_shared),
+        shares_files=not site.runs_elsewhere,
+        one_machine=site.is_one_machine,
+        **of_loop,
+    )
+    loop = ControlLoop(store, site.launcher, policy_by_name(policy), settings, clock=clock)
+    site.call_on_change(loop.wake)
+    return Service(store, loop, tokens, site, clock=clock)
+
+
+class SteadyClock:
+    def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._offset = wall() - monotonic()
+
+    def __call__(self) -> float:
+        return self._offset + self._monotonic()

@@ -9,8 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Depends, HTTPException
 from pydantic import BaseModel, Field
 
-from scheduler.api.callers import Client, allow, calling_client
-from scheduler.api.client_access import ClientAccess
+from scheduler.api.client_access import Client, ClientAccess, allow, calling_client
 from scheduler.api.service import Service
 from scheduler.api.tokens import Access, Identity
 from scheduler.knowledge.priorities import effective_priorities, unknown_names

@@ -9,8 +9,7 @@ from fastapi import APIRouter, Depends, HTTPException
 from pydantic import BaseModel, Field
 
 from scheduler.api.action_routes import is_paused_by_people
-from scheduler.api.callers import Client, calling_client
-from scheduler.api.client_access import ClientAccess
+from scheduler.api.client_access import Client, ClientAccess, calling_client
 from scheduler.api.page.rows import shown_parameters
 from scheduler.api.service import Service
 from scheduler.api.summaries import brief, summary

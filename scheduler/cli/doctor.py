@@ -40,7 +40,7 @@ class Finding:
 @state_dir
 def doctor(port: int, state_dir: Path | None) -> None:
     """Check GPUs, cores, memory, control groups, folders, ports and versions for problems."""
-    from scheduler.client.places import default_state_dir
+    from scheduler.client.finding import default_state_dir
 
     findings = [*_python(), *_devices(), *_memory(), *_folder(state_dir or default_state_dir()), *_net(port), *_slurm()]
     findings += _page()
@@ -141,8 +141,7 @@ def _net(port: int) -> Iterator[Finding]:
 def _slurm() -> Iterator[Finding]:
     """Yield findings about Slurm, none where there is no Slurm."""
     from trials.errors import SlurmRefused, SlurmUnreachable
-    from trials.slurm.allocation import allocation
-    from trials.slurm.commands import Slurm
+    from trials.slurm.commands import Slurm, allocation
 
     if shutil.which("sinfo") is None:
         return

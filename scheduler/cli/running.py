@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from scheduler.cli.connecting import PATH, state_dir
-from scheduler.client.places import default_state_dir
+from scheduler.client.finding import default_state_dir
 from scheduler.errors import SchedulerError
 from scheduler.state_folder import holder_of, is_held, read_server_file
 
@@ -264,7 +264,7 @@ def down(state_dir: Path | None) -> None:
 def operator(settings: Path, **options: Any) -> None:
     """Run a scheduler for a Kubernetes cluster, as the chart does."""
     try:
-        from scheduler.kubernetes.command import run_operator
+        from scheduler.kubernetes.server import run_operator
     except ImportError as error:
         raise SchedulerError(
             f"{error}; install the Kubernetes support with: pip install 'elastune[kubernetes]'"

@@ -114,8 +114,7 @@ def _in_allocation(wanted: Wanted) -> Chosen | None:
     from scheduler.slurm.agents import address_for
     from scheduler.slurm.allocation_site import AllocationSite
     from trials.errors import SlurmRefused, SlurmUnreachable
-    from trials.slurm.allocation import allocation
-    from trials.slurm.commands import Slurm
+    from trials.slurm.commands import Slurm, allocation
 
     slurm = Slurm()
     try:

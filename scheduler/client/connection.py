@@ -12,8 +12,7 @@ from urllib.parse import urlencode
 
 from dist_core.link.refusals import refusal
 from scheduler.client.carriers import Answer, Carrier, NoAnswer, Parts, QuickCarrier, Request
-from scheduler.client.finding import Named, named_scheduler
-from scheduler.client.places import default_state_dir
+from scheduler.client.finding import Named, default_state_dir, named_scheduler
 from scheduler.errors import NotAuthorized, NotRunning, RequestRefused, SchedulerError, SchedulerUnreachable
 from scheduler.state_folder import is_held, read_server_file
 

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import platformdirs
+
 from scheduler.errors import SchedulerError
 
 FILE = "elastune.toml"
@@ -129,3 +131,9 @@ def _path(file: Path, text: str) -> Path:
     """Return a path as it is meant in the file: relative to its folder."""
     path = Path(text).expanduser()
     return path if path.is_absolute() else file.parent / path
+
+
+def default_state_dir() -> Path:
+    """Return the folder in which `elastune up` keeps its state: $ELASTUNE_HOME, or the user's state folder."""
+    home = os.environ.get("ELASTUNE_HOME")
+    return Path(home) if home else platformdirs.user_state_path("elastune")

@@ -23,7 +23,7 @@ import uvicorn
 
 from scheduler.api.app import api_config
 from scheduler.api.page.session_routes import link_path
-from scheduler.api.root import assemble
+from scheduler.api.service import assemble
 from scheduler.api.site import Site
 from scheduler.api.tokens import Access, Identity, Tokens
 from scheduler.errors import SchedulerError

@@ -14,18 +14,17 @@ from dataclasses import replace
 from typing import Any
 
 from dist_core.goodput import Hints
+from scheduler.knowledge.accounts import Usage
 from scheduler.knowledge.coming import ComingTrials, Plans
 from scheduler.knowledge.layouts import as_told, layout_fields, present_layout
 from scheduler.knowledge.priorities import priorities_of
 from scheduler.knowledge.promise import Promise, Ranking
 from scheduler.knowledge.study_history import StudyHistory
 from scheduler.knowledge.survival import Survival
-from scheduler.knowledge.usage import Usage
 from scheduler.snapshot import Grant, NodeView, Placement, Snapshot, TrialView
 from trials.errors import UnknownTrial
 from trials.launch.base import NO_ROOM, Launcher
-from trials.queued import SlotQuota
-from trials.record import ReplicaRecord, Report, Study, TrialRecord
+from trials.record import ReplicaRecord, Report, SlotQuota, Study, TrialRecord
 from trials.states import TrialState
 from trials.store import TrialStore
 from trials.terms import StudyTerms

@@ -6,9 +6,12 @@ leads has a store, a loop and the API; it marks its own pod as leader, which is 
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
 import logging
 import os
+import secrets
 import signal
 import socket
 import tempfile
@@ -16,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,22 +29,24 @@ from fastapi.responses import JSONResponse
 
 from scheduler.api.app import api_config
 from scheduler.api.bodies import BodyLimit
-from scheduler.api.root import assemble
-from scheduler.api.tokens import Tokens
+from scheduler.api.service import assemble
+from scheduler.api.tokens import Secrets, Tokens
+from scheduler.errors import SchedulerError
 from scheduler.kubernetes.admission import review
-from scheduler.kubernetes.certificates import Certificate, shared_certificate, trust
+from scheduler.kubernetes.certificates import Certificate, shared_certificate, shared_secret, trust
 from scheduler.kubernetes.housekeeping import Housekeeping
 from scheduler.kubernetes.leadership import Lease, lead_when_elected, resign
 from scheduler.kubernetes.placeholders import Placeholders
 from scheduler.kubernetes.site import ClusterSite
+from scheduler.log_lines import log_to_stderr
 from scheduler.loop.control_loop import ControlLoop
 from scheduler.loop.watchdog import STUCK_SECONDS
 from scheduler.policy import policy_by_name
 from trials.errors import ClusterRefused, ClusterUnreachable
-from trials.kubernetes.client.api import PODS, SERVICES, KubernetesApi
+from trials.kubernetes.client.api import PODS, SECRETS, SERVICES, ClusterApi, KubernetesApi
 from trials.kubernetes.names import LEADER_LABEL
 from trials.kubernetes.resources.store import KubernetesTrialStore
-from trials.kubernetes.settings import ClusterSettings
+from trials.kubernetes.settings import ClusterSettings, read_settings
 
 logger = logging.getLogger(__name__)
 
@@ -281,3 +287,42 @@ def review_app(leads: Callable[[], bool], settings: ClusterSettings, age: Callab
         return {"status": "ok", "leads": leads()}
 
     return app
+
+
+def run_operator(settings: Path, *, token_secret: str | None = None, **options: Any) -> None:
+    """Run until SIGTERM; raise InvalidClusterSettings, ClusterUnreachable or SchedulerError."""
+    log_to_stderr()
+    for noisy in ("httpx2", "urllib3"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    # Its watches say themselves, in one line, what went wrong.
+    logging.getLogger("kubernetes").setLevel(logging.CRITICAL)
+    cluster = read_settings(settings)
+    api = KubernetesApi.connect()
+    tokens: Callable[[], Tokens]
+    given = os.environ.get("ELASTUNE_TOKEN")
+    if given:
+        tokens = partial(Tokens, given, fixed=True)
+    elif token_secret is not None:
+        tokens = partial(patiently, partial(shared_tokens, api, cluster.namespace, token_secret))
+    else:
+        raise SchedulerError("there is no token for the API; set ELASTUNE_TOKEN, or name a secret with --token-secret")
+    # What cannot be read is said before anybody waits for a leader.
+    tokens()
+    Operator(api, OperatorSettings(cluster=cluster, tokens=tokens, **options)).run()
+
+
+def shared_tokens(api: ClusterApi, namespace: str, secret: str) -> Tokens:
+    """Return the tokens that the secret's values make; the first scheduler that finds none makes them."""
+    kept = {
+        **shared_secret(api, namespace, secret, ("token",), lambda: {"token": secrets.token_hex(24).encode()}),
+        **shared_secret(api, namespace, secret, ("key",), lambda: {"key": secrets.token_hex(32).encode()}),
+        **shared_secret(api, namespace, secret, ("versions",), lambda: {"versions": b"{}"}),
+    }
+
+    def save(changed: Secrets) -> None:
+        values = {"token": changed.owner, "versions": json.dumps(dict(changed.versions))}
+        data = {name: base64.b64encode(value.encode()).decode() for name, value in values.items()}
+        api.patch(SECRETS, namespace, secret, {"data": data})
+
+    versions = json.loads(kept["versions"])
+    return Tokens(Secrets(owner=kept["token"].decode(), key=kept["key"].decode(), versions=versions), save=save)

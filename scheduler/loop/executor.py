@@ -16,9 +16,8 @@ from scheduler.loop.starts import Starts
 from scheduler.loop.trial_files import TrialFiles
 from scheduler.snapshot import Grant, Placement
 from trials.launch.base import Launcher
-from trials.plan import DONE_PATIENCE_SECONDS, Launch, Publish, RetryJoin, Stop, plan
+from trials.plan import DONE_PATIENCE_SECONDS, Launch, Publish, RetryJoin, Stop, plan, replica_number, whole_replicas
 from trials.record import Reason, ReplicaRecord, TrialRecord
-from trials.replicas import replica_number, whole_replicas
 from trials.states import TrialEvent, TrialState
 from trials.store import TrialStore
 

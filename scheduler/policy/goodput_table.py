@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.allocation.completion import prices
-from scheduler.allocation.counts import envelope
+from scheduler.allocation.counts import count_grid, envelope
 from scheduler.allocation.goals import BUDGET_EFFICIENCY, StudyTrials, gains
-from scheduler.allocation.grid import count_grid
 from scheduler.snapshot import LayoutOption, Snapshot, SpeedModel, TrialView
 
 Floats = NDArray[np.float64]

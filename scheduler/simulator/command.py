@@ -15,15 +15,13 @@ from rich.console import Console
 from scheduler.simulator.application import InvalidWorkload
 from scheduler.simulator.as_it_ran import AsItRan
 from scheduler.simulator.cluster import SimulationSettings
-from scheduler.simulator.recorded import Recorded, read_recorded
-from scheduler.simulator.replay import RecordedWorld
+from scheduler.simulator.recorded import Recorded, RecordedWorld, read_recorded
 from scheduler.simulator.replicas import LIVE, LIVE_PAUSE_SECONDS
 from scheduler.simulator.rivals import compared_policy
 from scheduler.simulator.summary import summarize, sweep_table, table, to_json
 from scheduler.simulator.sweep import SweepResult, SweepSettings, SweepWorld, learning_curves
-from scheduler.simulator.synthetic import SMALL, synthetic_workload
 from scheduler.simulator.training import Request
-from scheduler.simulator.workload import Submission, read_workload
+from scheduler.simulator.workload import SMALL, Submission, read_workload, synthetic_workload
 from scheduler.simulator.world import SimulationResult, World
 from scheduler.snapshot import Policy
 from trials.checks import is_number

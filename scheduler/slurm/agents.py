@@ -15,7 +15,7 @@ from scheduler.api.site import Site
 from scheduler.errors import SchedulerError
 from scheduler.host.sites import without_secrets
 from scheduler.snapshot import NodeView
-from trials.agents.addresses import address_of, address_towards
+from trials.agents.own_slots import address_of, address_towards
 from trials.agents.roster import Roster
 from trials.agents.start import AgentDescription, AgentOptions
 from trials.errors import SlurmRefused, SlurmUnreachable

@@ -11,8 +11,7 @@ from scheduler.loop.control_loop import ControlLoop
 from scheduler.slurm.agents import AgentSettings, AgentSite
 from trials.agents.launcher import AgentLauncher
 from trials.agents.roster import Roster
-from trials.slurm.allocation import Allocation
-from trials.slurm.commands import Slurm
+from trials.slurm.commands import Allocation, Slurm
 from trials.slurm.steps import AgentSteps
 from trials.store import TrialStore
 

@@ -22,7 +22,7 @@ from scheduler.snapshot import JobView, Snapshot
 from scheduler.state_folder import write_durably
 from trials.agents.roster import QUIET_SECONDS, Roster
 from trials.errors import SlurmRefused, SlurmUnreachable, StoreUnavailable
-from trials.queued import QueuedSlots
+from trials.record import QueuedSlots
 from trials.slurm.commands import complaint
 from trials.slurm.jobs import QueuedJob, log_name
 

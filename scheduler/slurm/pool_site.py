@@ -23,7 +23,7 @@ from trials.agents.launcher import AgentLauncher
 from trials.agents.roster import Roster
 from trials.agents.words import AGENT_VARIABLE
 from trials.errors import SlurmRefused, SlurmUnreachable, StoreUnavailable, UnknownTrial
-from trials.queued import QueuedSlots
+from trials.record import QueuedSlots
 from trials.slurm.commands import PATIENCE_SECONDS, Slurm
 from trials.slurm.jobs import JobQueue
 from trials.store import TrialStore

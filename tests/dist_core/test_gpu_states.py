@@ -171,7 +171,7 @@ def test_a_batch_that_does_not_fit_is_made_smaller(gpu: torch.device, tmp_path: 
                     wrapped(x.to(gpu)).mean().backward()
                     optimizer.step()
 
-        from dist_core.trial.restart import run_training
+        from dist_core.trial.plain_replica import run_training
 
         run_training(get_core(), script)
         assert seen[-1] < 32

@@ -11,7 +11,7 @@ from torch.utils.data import WeightedRandomSampler
 from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
 from dist_core.errors import InvalidTraining
 from dist_core.trial.current import get_core, reset_core
-from dist_core.trial.restart import run_training
+from dist_core.trial.plain_replica import run_training
 from tests.support.small_trials import ConstantGradient, Numbered, Stream, train
 
 pytestmark = pytest.mark.usefixtures("fresh_core")

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, RandomSampler, Sampler, SequentialSampl
 
 from dist_core.errors import InvalidTraining
 from dist_core.training.loader import AdaptiveDataLoader
-from dist_core.training.others_loader import elastic_like, order_of
+from dist_core.training.others_loop import elastic_like, order_of
 
 NUMBERS: Any = torch.arange(12.0)
 

@@ -31,8 +31,7 @@ from dist_core.state.states import FunctionState, StateRegistry
 from dist_core.trial.batch_agreement import BatchAgreement
 from dist_core.trial.chosen_layout import ChosenLayout
 from dist_core.trial.current import get_core, presenting, reset_core
-from dist_core.trial.departure import Departure
-from dist_core.trial.leaving import Leaving
+from dist_core.trial.departure import Departure, Leaving
 from dist_core.trial.pacing import LoopHabits
 from dist_core.trial.replica import Replica
 from dist_core.trial.rollback import Rollback

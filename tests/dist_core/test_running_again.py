@@ -19,7 +19,7 @@ from dist_core import Accumulator, AdaptiveDataLoader, AdaptiveDataParallel, rem
 from dist_core.errors import ReplicaExit, RunAgain
 from dist_core.goodput import BatchBounds
 from dist_core.trial.current import get_core, reset_core
-from dist_core.trial.restart import run_training
+from dist_core.trial.plain_replica import run_training
 
 
 @pytest.fixture(autouse=True)

@@ -23,8 +23,7 @@ from torch import nn
 from torch.utils.data import IterableDataset, get_worker_info
 
 from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
-from dist_core.data.order import StreamCursor
-from dist_core.data.stream_parts import PartedCursor
+from dist_core.data.order import PartedCursor, StreamCursor
 from dist_core.errors import InvalidTraining
 from dist_core.trial.current import get_core, reset_core
 from tests.support.habits import GROWN, PAIR, RESCALED, Kit, as_trial

@@ -20,7 +20,7 @@ from dist_core import Accumulator, AdaptiveDataLoader, AdaptiveDataParallel, rem
 from dist_core.errors import InvalidTraining, ReplicaExit
 from dist_core.state.states import FunctionState
 from dist_core.trial.current import get_core, reset_core
-from dist_core.trial.restart import run_training
+from dist_core.trial.plain_replica import run_training
 from tests.support.small_trials import ConstantGradient, Numbered, classes, classifier, train
 
 pytestmark = pytest.mark.usefixtures("fresh_core")

@@ -9,8 +9,7 @@ import pytest
 from scheduler.allocation.autoscale import Autoscaler, AutoscaleSettings, NodeOffer, desired_nodes
 from scheduler.policy import policy_by_name
 from scheduler.simulator.cluster import SimulationSettings
-from scheduler.simulator.synthetic import LARGE, SMALL
-from scheduler.simulator.workload import Submission
+from scheduler.simulator.workload import LARGE, SMALL, Submission
 from scheduler.simulator.world import World
 from tests.support.views import model, running, snapshot, waiting
 

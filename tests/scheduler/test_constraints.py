@@ -19,8 +19,7 @@ from scheduler.simulator.rivals import COMPARED, compared_policy
 from scheduler.snapshot import Grant, NodeView, Snapshot, TrialView, check_grants
 from tests.support.views import model, running, views, waiting
 from trials.errors import InvalidStudyTerms
-from trials.queued import SlotQuota
-from trials.record import Study
+from trials.record import SlotQuota, Study
 from trials.terms import StudyTerms
 
 ELASTIC = sorted(set(COMPARED) - {"fifo", "asha_static", "tiresias"})

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dist_core.errors import EXIT_PREEMPTED
-from scheduler.api.root import SteadyClock
+from scheduler.api.service import SteadyClock
 from scheduler.loop.control_loop import ControlLoop
 from scheduler.loop.settings import LoopSettings
 from scheduler.snapshot import Grant, Snapshot

@@ -25,8 +25,7 @@ from scheduler.simulator.world import SimulationResult, World
 from scheduler.snapshot import LayoutOption, NodeView, TrialView, check_grants
 from tests.support.loop_bench import Bench
 from tests.support.views import model, running, snapshot, views, waiting
-from trials.queued import SlotQuota
-from trials.record import TrialRecord
+from trials.record import SlotQuota, TrialRecord
 from trials.spec import TrialSpec
 from trials.states import TrialState
 

@@ -18,8 +18,7 @@ from scheduler.simulator.cluster import SimulationSettings
 from scheduler.simulator.command import compare
 from scheduler.simulator.replicas import Timing
 from scheduler.simulator.sweep import SweepSettings, SweepWorld, learning_curves
-from scheduler.simulator.synthetic import synthetic_workload
-from scheduler.simulator.workload import Submission
+from scheduler.simulator.workload import Submission, synthetic_workload
 from scheduler.simulator.world import World
 
 TIMING = Timing(start=0.25, leave=0.125, successor=0.5)

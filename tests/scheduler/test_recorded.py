@@ -15,8 +15,7 @@ from scheduler.policy import policy_by_name
 from scheduler.simulator.application import InvalidWorkload
 from scheduler.simulator.cluster import SimulationSettings
 from scheduler.simulator.command import compare
-from scheduler.simulator.recorded import read_recorded
-from scheduler.simulator.replay import RecordedWorld
+from scheduler.simulator.recorded import RecordedWorld, read_recorded
 from scheduler.state_folder import DATABASE
 from trials.record import Outcome, ReplicaRecord, Report, Study
 from trials.spec import TrialSpec

@@ -21,9 +21,8 @@ from scheduler.simulator.command import compare
 from scheduler.simulator.replicas import LIVE, Timing
 from scheduler.simulator.rivals import COMPARED, compared_policy
 from scheduler.simulator.sweep import SuccessiveHalving, SweepSettings, SweepWorld, learning_curves
-from scheduler.simulator.synthetic import SMALL, synthetic_workload
 from scheduler.simulator.training import SimulatedTraining, shares_on
-from scheduler.simulator.workload import Submission, read_workload
+from scheduler.simulator.workload import SMALL, Submission, read_workload, synthetic_workload
 from scheduler.simulator.world import World
 
 SETTINGS = SimulationSettings(nodes=4, slots_per_node=4)

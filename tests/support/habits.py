@@ -28,8 +28,8 @@ import dist_core.training.training_loop
 from dist_core.errors import PeerLost, ReplicaExit
 from dist_core.goodput import BatchBounds
 from dist_core.trial.current import get_core
+from dist_core.trial.plain_replica import run_training
 from dist_core.trial.replica import Replica
-from dist_core.trial.restart import run_training
 from tests.support.director import directing, environment_of, until
 from tests.support.ranks import run_ranks
 

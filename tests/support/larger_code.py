@@ -20,7 +20,7 @@ from dist_core.larger.model import ElasticModel
 from dist_core.larger.pipeline import ElasticPipeline
 from dist_core.larger.sharded import ElasticFullyShard
 from dist_core.trial.current import get_core
-from dist_core.trial.restart import run_training
+from dist_core.trial.plain_replica import run_training
 from tests.support.training_code import EPOCHS, Numbered
 from tests.support.unhurried import rest_of_step
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from dist_core.errors import PeerLost, ReplicaExit
 from dist_core.trial.current import get_core
-from dist_core.trial.restart import run_training
+from dist_core.trial.plain_replica import run_training
 
 
 def run_as_replica(train: Callable[[], Any], *, told: type[Exception], alone: str = "result.json") -> int:

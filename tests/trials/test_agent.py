@@ -11,10 +11,9 @@ import pytest
 
 from tests.support.agents import AgentInThread, until_there
 from tests.trials.test_launchers import SCRIPT, record_of, request_for, started, until_started, wait_for_exit
-from trials.agents.addresses import address_of, address_towards
 from trials.agents.launcher import AgentLauncher
 from trials.agents.node_files import NodeFiles
-from trials.agents.own_slots import emulating, of_one_kind, own_slots
+from trials.agents.own_slots import address_of, address_towards, emulating, of_one_kind, own_slots
 from trials.agents.roster import Roster
 from trials.agents.start import own_job, replica_environ
 from trials.agents.words import Orders

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.director import until
-from trials.agents import checkpoint_shipping
 from trials.agents.archives import newest, packed, unpack
-from trials.agents.checkpoint_shipping import MOST_FAILURES, CheckpointShipping
+from trials.agents.shipping import MOST_FAILURES, CheckpointShipping
 
 
 def checkpoint(folder: Path, name: str, content: bytes = b"state") -> Path:
@@ -150,7 +149,7 @@ def test_folders_that_are_removed_while_it_looks_end_nothing(
             raise FileNotFoundError(folder)
         return newest(folder)
 
-    monkeypatch.setattr(checkpoint_shipping, "newest", removed_just_now)
+    monkeypatch.setattr("trials.agents.shipping.newest", removed_just_now)
     checkpoint(tmp_path / "a-over", "checkpoint-00000001")
     checkpoint(tmp_path / "t", "checkpoint-00000001")
     shipping = CheckpointShipping(tmp_path, scheduler.send, scheduler.arrived.set)

@@ -35,7 +35,7 @@ def imports_nothing():
     return 7
 def tells_and_waits():
     import heavy
-    from dist_core.first_step import first_step_begins
+    from dist_core.hooks import first_step_begins
     first_step_begins()
     return waits()
 """

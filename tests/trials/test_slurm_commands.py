@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from trials.errors import SlurmRefused, SlurmUnreachable
-from trials.slurm.allocation import allocation
-from trials.slurm.commands import Slurm, complaint, outside_of_steps
+from trials.slurm.commands import Slurm, allocation, complaint, outside_of_steps
 
 
 def hostnames(text: str) -> list[str]:

@@ -23,7 +23,7 @@ from tuner_bridge import optimize
 from tuner_bridge.driving.answers import Answers
 from tuner_bridge.driving.study_driver import LONGEST_FILE_NAME, file_name
 from tuner_bridge.errors import InvalidSweep
-from tuner_bridge.in_replica.wired_errors import decode_exception
+from tuner_bridge.in_replica.wire import decode_exception
 from tuner_bridge.optuna.program import program
 
 TABLE = {"sgd": 0, "adam": 1}

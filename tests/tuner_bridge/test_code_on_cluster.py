@@ -20,9 +20,8 @@ from tests.support.channel import channel_to
 from trials.inside import user_code
 from trials.inside.packages import python_path, unpack
 from trials.spec import TrialSpec
-from tuner_bridge.driving import packing
-from tuner_bridge.driving.packing import pack
-from tuner_bridge.driving.sent_code import CodeOnCluster
+from tuner_bridge.driving import sent_code
+from tuner_bridge.driving.sent_code import CodeOnCluster, pack
 from tuner_bridge.errors import InvalidSweep
 from tuner_bridge.in_replica.shipped import ShippedCode, receive_from
 
@@ -173,10 +172,10 @@ def test_a_folder_within_a_repository_heeds_what_the_repository_ignores(tmp_path
 
 def test_what_is_sent_is_listed_with_sizes(project: Path) -> None:
     (project / "model.txt").write_bytes(b"0" * 3000)
-    for number in range(packing.MOST_LISTED):
+    for number in range(sent_code.MOST_LISTED):
         (project / f"n{number:02}\n\x1b[31m.txt").write_text("x" * 100)
     listed = str(pack(project)).splitlines()
-    assert listed[0].startswith(f"{packing.MOST_LISTED + 5} files with 6.9 KiB, packed to ")
+    assert listed[0].startswith(f"{sent_code.MOST_LISTED + 5} files with 6.9 KiB, packed to ")
     assert "    2.9 KiB  model.txt" in listed
     assert "      100 B  n00\\n.txt" in listed
     assert "  and 5 smaller ones" in listed
@@ -193,7 +192,7 @@ def test_the_same_folder_gives_the_same_package(project: Path) -> None:
 def test_a_folder_that_is_too_large_is_refused_with_what_makes_it_so(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packing, "LARGEST_BYTES", 500)
+    monkeypatch.setattr(sent_code, "LARGEST_BYTES", 500)
     (project / "model.bin").write_bytes(b"0" * 600)
     with pytest.raises(InvalidSweep, match=r"model\.bin"):
         pack(project)

@@ -12,8 +12,7 @@ from tests.support.nni_experiment import NniExperiment
 from tests.support.nni_scripts import REPORTS, x_of
 from tests.support.tracked import of_mlflow, of_tensorboard
 from tuner_bridge.errors import InvalidSweep
-from tuner_bridge.trackers import MLflow, TensorBoard
-from tuner_bridge.trackers.named import trackers_named
+from tuner_bridge.trackers import MLflow, TensorBoard, trackers_named
 
 pytest.importorskip("nni")
 

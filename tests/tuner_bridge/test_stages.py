@@ -16,7 +16,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from tests.support import objectives
 from tuner_bridge import Population, optimize, stage
 from tuner_bridge.errors import InvalidSweep, SweepInterrupted
-from tuner_bridge.optuna.distributions import suggest
+from tuner_bridge.optuna.ahead import suggest
 from tuner_bridge.optuna.population import PARENT
 from tuner_bridge.optuna.stages import SHARED_EPOCHS, Branch, StageTree, declared_stages
 

@@ -13,7 +13,7 @@ from tests.support import trainers
 from tests.support.hugging_face import Tokens, accuracy, arguments, classifier
 from tuner_bridge import optimize
 from tuner_bridge.errors import InvalidSweep
-from tuner_bridge.optuna.trainer_metrics import TrainerMetrics
+from tuner_bridge.optuna.trainers import TrainerMetrics
 
 SEED = 3
 

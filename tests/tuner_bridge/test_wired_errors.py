@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tuner_bridge.errors import RemoteTrialError
-from tuner_bridge.in_replica.wired_errors import LONGEST_WORDS, decode_exception, encode_exception
+from tuner_bridge.in_replica.wire import LONGEST_WORDS, decode_exception, encode_exception
 
 
 def wired(error: BaseException) -> Exception:

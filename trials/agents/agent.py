@@ -16,10 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trials.agents.checkpoint_shipping import CheckpointShipping
 from trials.agents.line import AgentLine, Refused
 from trials.agents.node_files import NodeFiles
-from trials.agents.shipping import LogShipping
+from trials.agents.shipping import CheckpointShipping, LogShipping
 from trials.agents.words import AgentReplica, AgentSlot, News, Orders, Phase
 from trials.errors import LaunchFailed
 from trials.launch.base import LaunchRequest

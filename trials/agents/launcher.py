@@ -12,8 +12,7 @@ from trials.agents.roster import Lost, Roster
 from trials.agents.words import AgentReplica, Phase
 from trials.errors import LaunchFailed
 from trials.launch.base import Exit, Launcher, LaunchRequest, NodeSlots, ReplicaProcess
-from trials.queued import QueuedSlots
-from trials.record import ReplicaRecord
+from trials.record import QueuedSlots, ReplicaRecord
 
 ORPHAN_SECONDS = 10.0
 """A replica that no record names is ended when it is so old: its scheduler died before it had noted it."""

@@ -1,4 +1,4 @@
-"""Slots of a machine that somebody gave us: a pure plan.
+"""Slots of a machine that somebody gave us, a pure plan, and the addresses at which the machine is reached.
 
 Its GPUs as its driver tells them; where it does not, those that the queue has set aside; without any, the cores that
 the queue has set aside.
@@ -6,8 +6,11 @@ the queue has set aside.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+
+import psutil
 
 from trials.launch.emulated import emulation
 from trials.launch.gpus import Gpu
@@ -55,3 +58,29 @@ def _given_gpus(environ: Mapping[str, str]) -> list[str]:
     if left:
         return [str(index) for index in range(len(left.split(",")))]
     return [word.strip() for word in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
+
+
+def address_towards(host: str) -> str:
+    """Return this machine's address on the way to ``host``; raise OSError where no way leads there."""
+    try:
+        known = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+        family, kind, _, _, where = min(known, key=lambda each: each[0] != socket.AF_INET)
+        with socket.socket(family, kind) as probe:
+            # Sends nothing: the system only looks up the way.
+            probe.connect(where)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise OSError(f"there is no network route from here to {host}: {error}") from error
+
+
+def address_of(interface: str) -> str:
+    """Return the interface's IPv4 address, else its IPv6 one; raise OSError where it has none."""
+    interfaces = psutil.net_if_addrs()
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for address in interfaces.get(interface, ()):
+            if address.family == family:
+                return str(address.address).partition("%")[0]
+    raise OSError(
+        f"there is no network interface {interface!r} with an address here; this machine has "
+        f"{', '.join(sorted(interfaces))}"
+    )

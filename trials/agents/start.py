@@ -18,11 +18,10 @@ from urllib.parse import urlsplit
 from dist_core.errors import ControlChannelError
 from dist_core.link.client import ControlChannel
 from dist_core.link.environment import ReplicaEnvironment
-from trials.agents.addresses import address_of, address_towards
 from trials.agents.agent import LEAVE_SECONDS, Agent, agent_slots
 from trials.agents.line import AgentLine
 from trials.agents.node_files import NodeFiles
-from trials.agents.own_slots import emulating, of_one_kind, own_slots
+from trials.agents.own_slots import address_of, address_towards, emulating, of_one_kind, own_slots
 from trials.agents.words import AGENT_VARIABLE, News
 from trials.inside.packages import unpack
 from trials.launch.fork.start import stages_for, start_fork_server

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trials.errors import LaunchFailed
-from trials.queued import QueuedSlots, SlotQuota
-from trials.record import ReplicaRecord
+from trials.record import QueuedSlots, ReplicaRecord, SlotQuota
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,7 @@ from pathlib import Path
 from trials.agents.roster import Roster
 from trials.agents.words import AGENT_VARIABLE
 from trials.errors import SlurmRefused, SlurmUnreachable
-from trials.slurm.allocation import Allocation
-from trials.slurm.commands import Slurm, complaint, of_commands
+from trials.slurm.commands import Allocation, Slurm, complaint, of_commands
 
 STEP_NAME = "elastune-agent"
 FIRST_PAUSE_SECONDS = 2.0

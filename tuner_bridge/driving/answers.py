@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tuner_bridge.errors import BridgeError
-from tuner_bridge.in_replica.wire import decode_value, encode_value
-from tuner_bridge.in_replica.wired_errors import encode_exception
+from tuner_bridge.in_replica.wire import decode_value, encode_exception, encode_value
 
 ANSWERS_KEPT = 4096
 ANSWERED_SECONDS = 0.005

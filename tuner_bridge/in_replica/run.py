@@ -15,12 +15,10 @@ from dist_core.errors import EXIT_PEER_LOST, ControlChannelError, PeerLost, Repl
 from dist_core.link.client import ControlChannel
 from dist_core.present import present_replica
 from dist_core.state.seeds import seed_all, trial_seed
-from dist_core.trial.plain_replica import Participant
-from dist_core.trial.restart import run_training
+from dist_core.trial.plain_replica import Participant, run_training
 from trials.inside.keeping import keep_process
 from tuner_bridge.errors import InvalidValue
-from tuner_bridge.in_replica.wire import NOT_A_NUMBER, encode_result, encode_value, is_nan
-from tuner_bridge.in_replica.wired_errors import encode_exception
+from tuner_bridge.in_replica.wire import NOT_A_NUMBER, encode_exception, encode_result, encode_value, is_nan
 
 _told: WeakSet[ControlChannel] = WeakSet()
 

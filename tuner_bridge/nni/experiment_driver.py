@@ -41,8 +41,8 @@ from tuner_bridge.driving.told_parameters import flattened
 from tuner_bridge.errors import BridgeError, SweepInterrupted
 from tuner_bridge.in_replica.scripts import Script, is_own_python, program_of, starts_python
 from tuner_bridge.nni.plain_json import check_metric, number_in
+from tuner_bridge.trackers import trackers_named
 from tuner_bridge.trackers.base import Tracker
-from tuner_bridge.trackers.named import trackers_named
 from tuner_bridge.trackers.tracked_trial import TrackedTrial
 
 KEPT = "tracked.json"

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from dist_core.hooks import listen_to_metrics
 from dist_core.link.environment import ReplicaEnvironment
-from dist_core.trial.metrics import listen_to_metrics
 from dist_core.trial.plain_replica import Participant
 from tuner_bridge.in_replica.commands import run_process
 from tuner_bridge.in_replica.run import run_replica, tell_value

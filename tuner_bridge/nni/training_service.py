@@ -18,7 +18,7 @@ from trials.spec import check_replica_bounds, sizes_from
 from trials.terms import StudyTerms
 from tuner_bridge.driving.template import sizes_within
 from tuner_bridge.errors import BridgeError, InvalidSweep
-from tuner_bridge.trackers.named import trackers_named
+from tuner_bridge.trackers import trackers_named
 
 PLATFORM = "tuner_bridge"
 

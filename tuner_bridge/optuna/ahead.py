@@ -24,8 +24,6 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.pruners import _filter_study
 from optuna.samplers import RandomSampler, TPESampler
 
-from tuner_bridge.optuna.distributions import suggest
-
 MOST_AHEAD = 250
 """Values that one answer brings at most."""
 LAST_NUMBER = re.compile(r"[0-9]{1,9}(?=[^0-9]*$)")
@@ -323,3 +321,12 @@ def index_of(choices: Sequence[Any], value: Any) -> int:
 def is_same(choice: Any, value: Any) -> bool:
     """Tell whether two choices are one: 1 and True are two, NaN is itself."""
     return type(choice) is type(value) and (choice == value or (choice != choice and value != value))
+
+
+def suggest(trial: Any, name: str, distribution: BaseDistribution) -> Any:
+    """Draw a parameter from its distribution; raises what the trial raises."""
+    if isinstance(distribution, CategoricalDistribution):
+        return trial.suggest_categorical(name, distribution.choices)
+    assert isinstance(distribution, (FloatDistribution, IntDistribution))
+    draw = trial.suggest_int if isinstance(distribution, IntDistribution) else trial.suggest_float
+    return draw(name, distribution.low, distribution.high, step=distribution.step, log=distribution.log)

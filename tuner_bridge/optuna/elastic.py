@@ -17,8 +17,7 @@ from trials.terms import StudyTerms
 from tuner_bridge.errors import InvalidSweep, SweepInterrupted
 from tuner_bridge.in_replica.scripts import Script
 from tuner_bridge.optuna.objective_template import bounded, template_of
-from tuner_bridge.optuna.optimize import driver_of, scheduler_for
-from tuner_bridge.optuna.own_slots import OwnSlots
+from tuner_bridge.optuna.optimize import OwnSlots, driver_of, scheduler_for
 from tuner_bridge.optuna.trial_driver import OptunaDriver
 from tuner_bridge.trackers.base import Tracker
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import shutil
 import signal
@@ -11,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -34,7 +35,6 @@ from tuner_bridge.errors import InvalidSweep, SweepInterrupted
 from tuner_bridge.in_replica.scripts import Script
 from tuner_bridge.optuna.notebook import in_notebook, page_link, show_page
 from tuner_bridge.optuna.objective_template import bounded, template_of
-from tuner_bridge.optuna.own_slots import OwnSlots
 from tuner_bridge.optuna.population import Population
 from tuner_bridge.optuna.population_sweep import PopulationSweep
 from tuner_bridge.optuna.stages import declared_stages
@@ -487,3 +487,43 @@ def _draw(client: SchedulerClient, base: Path) -> None:
         print(f"elastune: the timeline was not drawn: {error}", file=sys.stderr)
         return
     print(f"elastune: slots over time: {path}")
+
+
+LEAST_MEMORY, MOST_GPUS = 0.1, 64
+"""As `elastune up` takes them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnSlots:
+    """None where the machine decides. Raises InvalidSweep for what cannot be."""
+
+    slots: int | None
+    emulate: str | None
+    memory_per_slot: float | None
+    """GiB."""
+    gpus_per_slot: int | None
+
+    def __post_init__(self) -> None:
+        if self.slots is not None and self.slots < 1:
+            raise InvalidSweep(f"slots is {self.slots}; it must be at least 1")
+        if self.gpus_per_slot is not None and not 1 <= self.gpus_per_slot <= MOST_GPUS:
+            raise InvalidSweep(f"gpus_per_slot is {self.gpus_per_slot}; it must be from 1 to {MOST_GPUS}")
+        memory = self.memory_per_slot
+        if memory is not None and not (math.isfinite(memory) and memory >= LEAST_MEMORY):
+            raise InvalidSweep(f"memory_per_slot is {memory}; it must be a number of GiB of at least {LEAST_MEMORY}")
+        if self.emulate is not None:
+            from trials.launch.emulated import emulation
+
+            try:
+                emulation(self.emulate, slots=self.slots)
+            except ValueError as error:
+                raise InvalidSweep(str(error)) from error
+
+    def refuse_beside(self, scheduler: str) -> None:
+        """Raise InvalidSweep if slots were asked for and another scheduler has slots of its own."""
+        for name, value in asdict(self).items():
+            if value is not None:
+                raise InvalidSweep(
+                    f"{name}={value!r} was given, but {scheduler} names a scheduler that has its own slots; leave one "
+                    "out"
+                )

@@ -34,7 +34,7 @@ from optuna.distributions import (
 
 from trials.inside.user_code import moved_path
 from tuner_bridge.errors import InvalidSweep
-from tuner_bridge.optuna.distributions import suggest
+from tuner_bridge.optuna.ahead import suggest
 
 LOOK_SECONDS = 0.5
 """Between two looks whether the trial is to leave, while its program prints nothing."""

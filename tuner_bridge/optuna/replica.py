@@ -9,14 +9,14 @@ from typing import Any
 import optuna
 
 from dist_core.errors import ControlChannelError, JoinAgain, PeerLost
-from dist_core.trial.metrics import listen_to_metrics
+from dist_core.hooks import listen_to_metrics
 from dist_core.trial.plain_replica import Participant
 from tuner_bridge.in_replica.run import run_replica
 from tuner_bridge.in_replica.scripts import Script
 from tuner_bridge.in_replica.shipped import ShippedCode, receive
 from tuner_bridge.optuna.current import run_script, set_current_trial
 from tuner_bridge.optuna.program import Program
-from tuner_bridge.optuna.trainer_metrics import TrainerMetrics
+from tuner_bridge.optuna.trainers import TrainerMetrics
 from tuner_bridge.optuna.trial import ElasticTrial
 
 

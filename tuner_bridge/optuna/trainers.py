@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dist_core.trial.metrics import listen_to_metrics
+import optuna
+from optuna.study import StudyDirection
+
+from dist_core.hooks import listen_to_metrics
 from tuner_bridge.errors import InvalidSweep
-from tuner_bridge.in_replica.evaluations import without_times
-from tuner_bridge.optuna.trainer_metrics import TrainerMetrics
+from tuner_bridge.in_replica.evaluations import objective_in, warn_of_no_objective, without_times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,3 +69,41 @@ def _sum_or_loss(metrics: Mapping[str, float]) -> float:
 def _value(compute: Callable[..., Any], metrics: Mapping[str, float]) -> Any:
     found = compute(dict(metrics))
     return [float(each) for each in found] if isinstance(found, (list, tuple)) else float(found)
+
+
+class TrainerMetrics:
+    """Is told each evaluation's metrics. ``compute``: the objective's value from them; None: it is found by name."""
+
+    def __init__(self, trial: Any, compute: Callable[[Mapping[str, float]], Any] | None = None) -> None:
+        self._trial = trial
+        self._compute = compute
+        self._directions: list[StudyDirection] | None = None
+        self._has_reported = self._has_warned = False
+
+    def __call__(self, metrics: Mapping[str, float], step: int, chosen: str | None) -> None:
+        trial = self._trial
+        if self._directions is None:
+            self._directions = list(trial.study.directions)
+        if len(self._directions) > 1:
+            trial.report_metrics(without_times(metrics), step)
+            return
+        if not self._has_reported and getattr(trial, "has_reported", False):
+            # The user's code reports for itself.
+            return
+        value = self._value(metrics, chosen)
+        if value is None:
+            return
+        self._has_reported = True
+        trial.report(float(value), step)
+        if trial.should_prune():
+            raise optuna.TrialPruned(f"pruned at step {step}, where it had {value:.6g}")
+
+    def _value(self, metrics: Mapping[str, float], chosen: str | None) -> Any:
+        if self._compute is not None:
+            return self._compute(dict(metrics))
+        assert self._directions is not None
+        value = objective_in(metrics, chosen, minimises=self._directions[0] == StudyDirection.MINIMIZE)
+        if value is None and chosen is None and not self._has_warned:
+            self._has_warned = True
+            warn_of_no_objective(metrics)
+        return value

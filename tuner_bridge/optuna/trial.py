@@ -30,10 +30,8 @@ from dist_core.link.client import LARGEST_STEP
 from dist_core.state.states import FunctionState
 from dist_core.trial.plain_replica import Participant
 from tuner_bridge.in_replica.run import ask_driver
-from tuner_bridge.in_replica.wire import decode_value, encode_value
-from tuner_bridge.in_replica.wired_errors import decode_exception, encode_exception
-from tuner_bridge.optuna.ahead import TakenAhead, space_of
-from tuner_bridge.optuna.distributions import suggest
+from tuner_bridge.in_replica.wire import decode_exception, decode_value, encode_exception, encode_value
+from tuner_bridge.optuna.ahead import TakenAhead, space_of, suggest
 from tuner_bridge.optuna.reports import ALONE_AFTER_SECONDS, PendingReports, Report
 
 STATE = "optuna-reports"

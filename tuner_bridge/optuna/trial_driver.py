@@ -20,10 +20,8 @@ from scheduler.errors import SchedulerError
 from tuner_bridge.driving.study_driver import StudyDriver, file_name
 from tuner_bridge.driving.template import TrialTemplate
 from tuner_bridge.errors import InvalidSweep, TrialLost
-from tuner_bridge.in_replica.wire import NOT_A_NUMBER, decode_value
-from tuner_bridge.in_replica.wired_errors import decode_exception
-from tuner_bridge.optuna.ahead import LookAhead, index_of, is_same
-from tuner_bridge.optuna.distributions import suggest
+from tuner_bridge.in_replica.wire import NOT_A_NUMBER, decode_exception, decode_value
+from tuner_bridge.optuna.ahead import LookAhead, index_of, is_same, suggest
 from tuner_bridge.optuna.population import ELASTIC, MORE_EPOCHS, PARENT
 from tuner_bridge.optuna.stages import SHARED_EPOCHS, Branch, StageTree
 from tuner_bridge.trackers.base import Tracker

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 from fastapi import APIRouter, Depends, HTTPException, Query
 
-from scheduler.api.callers import Client, allow, calling_client
-from scheduler.api.client_access import ClientAccess
+from scheduler.api.client_access import Client, ClientAccess, allow, calling_client
 from scheduler.api.page.rows import number_of, replica_row, trial_row
 from scheduler.api.service import Service
 from scheduler.api.tokens import Access, Identity

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from pydantic import BaseModel, Field
 
-from scheduler.api.callers import Client, allow, calling_client
+from scheduler.api.client_access import Client, allow, calling_client
 from scheduler.api.page.sessions import SESSION_SECONDS, cookie_name
 from scheduler.api.service import Service
 from scheduler.api.tokens import Access, Identity

@@ -15,7 +15,7 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, HTTPException
 
-from scheduler.api.callers import Client, allow, calling_client
+from scheduler.api.client_access import Client, allow, calling_client
 from scheduler.api.service import Service
 from scheduler.state_folder import DATABASE
 

@@ -13,9 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from scheduler.allocation.counts import choose_counts
+from scheduler.allocation.counts import choose_counts, count_grid
 from scheduler.allocation.grants import grants_for
-from scheduler.allocation.grid import count_grid
 from scheduler.allocation.placement import held_by, packed
 from scheduler.allocation.power_mean import harmonic_values
 from scheduler.snapshot import Grant, Snapshot

@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduler.allocation.counts import count_grid
 from scheduler.allocation.grants import grants_for
-from scheduler.allocation.grid import count_grid
 from scheduler.allocation.power_mean import harmonic_values, largest_count
 from scheduler.snapshot import Grant, Snapshot, TrialView
 

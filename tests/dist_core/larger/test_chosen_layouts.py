@@ -20,9 +20,9 @@ from dist_core.errors import InvalidTraining, ReplicaExit
 from dist_core.goodput import Hints
 from dist_core.goodput.layout_terms import LayoutTerms
 from dist_core.larger.choice import kinds_that_train
-from dist_core.larger.microbatches import largest_microbatch
 from dist_core.larger.model import ElasticModel
 from dist_core.larger.predicted import in_memory, model_costs, predicted_terms, slot_memory
+from dist_core.larger.schedules import largest_microbatch
 from dist_core.larger.stages import blocks_of, cut, recompute_in
 from dist_core.layout import Layout
 from dist_core.link.client import ControlChannel

@@ -13,7 +13,7 @@ from torch import nn
 
 from dist_core.errors import InvalidTraining
 from dist_core.larger.divided_state import DividedState, Held
-from dist_core.larger.microbatches import divided
+from dist_core.larger.schedules import divided
 from dist_core.state.checkpoint import load_checkpoint, write_checkpoint
 from dist_core.state.manifests import PARTS, checkpoints_of, part_folder
 from dist_core.state.parts import Readers, merged, newest_in_parts

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from dist_core.larger.microbatches import Division, divided
 from dist_core.larger.pipeline import ElasticPipeline
-from dist_core.larger.schedules import schedule_kind
+from dist_core.larger.schedules import Division, divided, schedule_kind
 from dist_core.partition.balance import PipelineTerms
 from tests.support.ranks import run_ranks
 

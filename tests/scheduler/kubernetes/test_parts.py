@@ -14,8 +14,8 @@ from cryptography import x509
 from scheduler.api.tokens import Access
 from scheduler.kubernetes.certificates import make_certificate, shared_certificate, trust
 from scheduler.kubernetes.clean import clean
-from scheduler.kubernetes.command import shared_tokens
 from scheduler.kubernetes.placeholders import Placeholders, autoscaler_from, difference, placeholder
+from scheduler.kubernetes.server import shared_tokens
 from scheduler.snapshot import NodeView, Snapshot, TrialView
 from tests.support.fake_cluster import FakeClusterApi
 from trials.errors import InvalidClusterSettings

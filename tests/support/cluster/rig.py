@@ -27,7 +27,7 @@ from scheduler.client.connection import SchedulerClient
 from scheduler.errors import SchedulerUnreachable
 from tests.support.ports import ReservedPort, until_it_answers
 from tests.support.project import ROOT
-from tuner_bridge.driving.packing import pack
+from tuner_bridge.driving.sent_code import pack
 
 CHART = ROOT / "deploy" / "helm" / "elastune"
 CODE = Path(__file__).parent / "code"

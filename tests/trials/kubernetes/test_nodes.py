@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.cluster_objects import node, pod
-from trials.kubernetes.amounts import requests_of
 from trials.kubernetes.names import INSTANCE_LABEL, PLACEHOLDER_LABEL, REPLICA_LABEL, SLOT_LABEL
+from trials.kubernetes.pods.manifest import requests_of
 from trials.kubernetes.pods.nodes import node_slots
 from trials.kubernetes.settings import ClusterSettings
 from trials.launch.base import NodeSlots

@@ -17,17 +17,23 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trials.errors import ClusterRefused, ClusterUnreachable, LaunchFailed
-from trials.kubernetes.amounts import Amounts, amount
 from trials.kubernetes.client.api import PODS, QUOTAS, ClusterApi
 from trials.kubernetes.names import PLACEHOLDER_LABEL, REPLICA_LABEL, Document, label_value
-from trials.kubernetes.pods.manifest import STATE_FOLDERS, beyond_slot, pod_manifest, slot_amounts, touches_ours
+from trials.kubernetes.pods.manifest import (
+    STATE_FOLDERS,
+    Amounts,
+    amount,
+    beyond_slot,
+    pod_manifest,
+    slot_amounts,
+    touches_ours,
+)
 from trials.kubernetes.pods.nodes import is_ready, node_slots
 from trials.kubernetes.pods.status import PodEnd, belongs_to, created_at, is_over, is_stuck, node_of, read_end
 from trials.kubernetes.settings import ClusterSettings, Owner
 from trials.launch.base import Exit, Launcher, LaunchRequest, NodeSlots, ReplicaProcess
 from trials.log_files import open_own
-from trials.queued import SlotQuota
-from trials.record import ReplicaRecord
+from trials.record import ReplicaRecord, SlotQuota
 
 UNSEEN_SECONDS = 30.0
 """A pod that was created and of which the watch has not told by then does not exist."""

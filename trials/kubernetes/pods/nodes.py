@@ -11,9 +11,8 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-from trials.kubernetes.amounts import Amounts, amount, requests_of
 from trials.kubernetes.names import PLACEHOLDER_LABEL, REPLICA_LABEL, SLOT_LABEL
-from trials.kubernetes.pods.manifest import slot_amounts
+from trials.kubernetes.pods.manifest import Amounts, amount, requests_of, slot_amounts
 from trials.kubernetes.pods.status import belongs_to, is_over, node_of
 from trials.kubernetes.settings import ClusterSettings
 from trials.launch.base import NodeSlots

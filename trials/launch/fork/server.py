@@ -36,7 +36,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dist_core.first_step import at_first_step
+from dist_core.hooks import at_first_step
 from trials.inside.cgroups import enter_own, is_alone, remove_own
 from trials.inside.imports import (
     OUR_PACKAGES,
