@@ -20,10 +20,8 @@ from benchmarks.frame import Measurement
 from scheduler.allocation.counts import count_grid, exact_counts, greedy_counts
 from scheduler.allocation.options import choose_options
 from scheduler.allocation.placement import held_by, packed
-from scheduler.allocation.power_mean import SMALLEST_SHARE, harmonic_values
 from scheduler.knowledge.profile import TrialModel
-from scheduler.simulator.rivals.pollux import PolluxPolicy
-from scheduler.simulator.rivals.pollux_search import PolluxSearchPolicy
+from scheduler.simulator.rivals.pollux import SMALLEST_SHARE, PolluxPolicy, PolluxSearchPolicy, harmonic_values
 from scheduler.snapshot import Placement, Snapshot
 
 CASES = ((16, 8), (60, 16), (160, 40), (500, 125))

@@ -1,4 +1,4 @@
-"""Counts of slots by trial, and the grid of counts that is searched: the sum of the trials' values is maximised within the cluster's slots.
+"""Counts of slots by trial, on a grid, so that the sum of the trials' values is largest within the slots.
 
 All trials choose from one ascending grid of counts whose first entry is 0; a value of -inf forbids a count. Exact by
 dynamic programming where that is quick; else by marginal gains on the concave envelope of each trial's values, whose

@@ -3,18 +3,49 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from typing import Any
 
 import click
 
 from dist_core.version import __version__
-from scheduler.cli.commands import COMMANDS
 from scheduler.cli.connecting import opened
 from scheduler.errors import SchedulerError
 from trials.errors import TrialsError
 from trials.plain_words import printable
 
 INTERRUPTED = 130
+SHELLS = ("bash", "zsh", "fish")
+COMMANDS = {
+    "up": "running",
+    "down": "running",
+    "page": "looking",
+    "ls": "looking",
+    "studies": "looking",
+    "nodes": "looking",
+    "top": "looking",
+    "show": "looking",
+    "why": "looking",
+    "logs": "looking",
+    "stop": "steering",
+    "pause": "steering",
+    "resume": "steering",
+    "retry": "steering",
+    "clone": "steering",
+    "extend": "steering",
+    "fork": "steering",
+    "set": "steering",
+    "rm": "keeping",
+    "export": "keeping",
+    "report": "keeping",
+    "timeline": "looking",
+    "simulate": "simulating",
+    "token": "steering",
+    "doctor": "doctor",
+    "completion": "",
+    "operator": "running",
+}
+"""Modules of the commands, in the order in which help lists these."""
 
 
 class Commands(click.Group):
@@ -25,18 +56,24 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in COMMANDS:
-            return COMMANDS[cmd_name].load()
-        found = next((entry for entry in _others() if entry.name == cmd_name), None)
-        if found is None:
+            return _command(cmd_name)
+        entry = next((entry for entry in _others() if entry.name == cmd_name), None)
+        if entry is None:
             return None
-        command: click.Command = found.load()
+        command: click.Command = entry.load()
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        rows = [(name, command.sentence) for name, command in COMMANDS.items() if not command.hidden]
-        rows += [(entry.name, entry.load().get_short_help_str(200)) for entry in _others()]
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
-            formatter.write_dl(rows)
+            formatter.write_dl([(name, command.get_short_help_str(200)) for name, command in commands if command])
+
+
+def _command(name: str) -> click.Command:
+    if name == completion.name:
+        return completion
+    loaded = vars(import_module(f"scheduler.cli.{COMMANDS[name]}")).values()
+    return next(each for each in loaded if isinstance(each, click.Command) and each.name == name)
 
 
 def _others() -> Any:
@@ -50,6 +87,20 @@ def _others() -> Any:
 @click.version_option(__version__, prog_name="elastune", message="%(prog)s %(version)s")
 def command_line() -> None:
     """Elastic hyperparameter tuning on shared GPUs."""
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(SHELLS))
+def completion(shell: str) -> None:
+    """Print a shell's completion script.
+
+    For bash: elastune completion bash >> ~/.bashrc
+    """
+    from click.shell_completion import get_completion_class
+
+    script = get_completion_class(shell)
+    assert script is not None
+    click.echo(script(command_line, {}, "elastune", "_ELASTUNE_COMPLETE").source())
 
 
 def main() -> Any:

@@ -6,18 +6,16 @@ from collections.abc import Callable, Mapping
 
 from scheduler.allocation.groups import assign_by_room
 from scheduler.policy.constrained import ConstrainedPolicy
-from scheduler.policy.fair_share import FairSharePolicy
-from scheduler.policy.fifo import FifoPolicy
 from scheduler.policy.goodput import GoodputPolicy, assign_by_goodput
 from scheduler.policy.goodput_table import GoodputSettings
-from scheduler.policy.top_job import TopJobPolicy
+from scheduler.policy.simple import FifoPolicy, fair_share, top_job
 from scheduler.snapshot import Policy
 
 POLICIES: Mapping[str, Callable[[], Policy]] = {
-    "fair_share": FairSharePolicy,
+    "fair_share": fair_share,
     "fifo": FifoPolicy,
     "goodput": GoodputPolicy,
-    "top_job": TopJobPolicy,
+    "top_job": top_job,
 }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trials.spec import TrialSpec
-from tuner_bridge.driving.told_parameters import ToldParameters
+from tuner_bridge.driving.exchange import ToldParameters
 from tuner_bridge.errors import SweepInterrupted
 from tuner_bridge.nni.experiment_driver import ExperimentDriver
 

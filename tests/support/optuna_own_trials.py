@@ -24,7 +24,7 @@ import pytest
 import dist_core
 from dist_core.state.states import StateRegistry
 from dist_core.trial.plain_replica import Participant
-from tuner_bridge.driving.answers import Answers
+from tuner_bridge.driving.exchange import Answers
 from tuner_bridge.optuna.ahead import LookAhead
 from tuner_bridge.optuna.trial import ElasticTrial
 from tuner_bridge.optuna.trial_driver import Questions

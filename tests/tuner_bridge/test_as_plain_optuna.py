@@ -20,7 +20,7 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from tuner_bridge import optimize
-from tuner_bridge.driving.answers import Answers
+from tuner_bridge.driving.exchange import Answers
 from tuner_bridge.driving.study_driver import LONGEST_FILE_NAME, file_name
 from tuner_bridge.errors import InvalidSweep
 from tuner_bridge.in_replica.wire import decode_exception

@@ -6,9 +6,8 @@ import queue
 import threading
 from typing import Any
 
-from tuner_bridge.driving import answers as module
-from tuner_bridge.driving.answers import Answers
-from tuner_bridge.driving.inboxes import Inboxes
+from tuner_bridge.driving import exchange as module
+from tuner_bridge.driving.exchange import Answers, Inboxes
 from tuner_bridge.in_replica.wire import decode_value
 
 

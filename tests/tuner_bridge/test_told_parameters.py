@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tuner_bridge.driving.told_parameters import ToldParameters, flattened
+from tuner_bridge.driving.exchange import ToldParameters, flattened
 from tuner_bridge.optuna.importance import importance
 
 

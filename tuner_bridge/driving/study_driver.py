@@ -27,11 +27,9 @@ from trials.checks import LONGEST_NAME
 from trials.inside.user_code import this_machine
 from trials.plain_words import one_line
 from trials.spec import TrialSpec
-from tuner_bridge.driving.answers import Answers, Ask, Told
-from tuner_bridge.driving.inboxes import Inboxes, Message
+from tuner_bridge.driving.exchange import Answers, Ask, Inboxes, Message, Told, ToldParameters
 from tuner_bridge.driving.sent_code import CodeOnCluster, SentCode
 from tuner_bridge.driving.sent_environ import this_user
-from tuner_bridge.driving.told_parameters import ToldParameters
 from tuner_bridge.errors import BridgeError, SweepInterrupted
 
 logger = logging.getLogger(__name__)

@@ -34,10 +34,10 @@ from scheduler.host.embedded import EmbeddedScheduler
 from scheduler.state_folder import write_durably
 from trials.errors import TrialsError
 from trials.spec import sizes_from
+from tuner_bridge.driving.exchange import flattened
 from tuner_bridge.driving.sent_environ import sent_environ
 from tuner_bridge.driving.study_driver import StudyDriver, file_name
 from tuner_bridge.driving.template import TrialTemplate, own_python_path, sizes_within
-from tuner_bridge.driving.told_parameters import flattened
 from tuner_bridge.errors import BridgeError, SweepInterrupted
 from tuner_bridge.in_replica.scripts import Script, is_own_python, program_of, starts_python
 from tuner_bridge.nni.plain_json import check_metric, number_in
