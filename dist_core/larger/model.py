@@ -26,7 +26,7 @@ from dist_core.trial.current import get_core
 
 
 class ElasticModel(MeasuredModel, nn.Module):
-    """Wrap ``model`` and its ``optimizer`` for elastic training with replicas of one slot or of several.
+    """Wrap a model and its optimizer for elastic training with replicas of one slot or of several.
 
     ::
 
@@ -37,13 +37,26 @@ class ElasticModel(MeasuredModel, nn.Module):
             model.clip_grad_norm_(1.0)
             optimizer.step()
 
-    ``loss``: of outputs and targets, the mean over their examples. ``example``: a few inputs, from which it is
-    estimated what each layout takes. ``layouts``: the ways to hold it on several slots, ``"sharded"`` and ``"stages"``.
-    ``recompute``: whether activations are computed again for the backward pass; None: where that is the better layout.
-    ``blocks``, ``schedule``, ``chunks`` and ``microbatches`` are ElasticPipeline's, ``mixed_precision``
-    ElasticFullyShard's; other options are AdaptiveDataParallel's.
+    Args:
+        model: The model.
+        optimizer: Its optimizer, or a list where it has several.
+        loss: Gives the mean loss over the examples, from outputs and targets.
+        lr_scheduler: As for AdaptiveDataParallel.
+        example: A few inputs, from which the memory and time of each layout are estimated.
+        layouts: Ways to hold the model on several slots: ``"sharded"``, ``"stages"``, or both.
+        recompute: Compute activations again for the backward pass; None: where that is the better layout.
+        blocks: As for ElasticPipeline.
+        schedule: As for ElasticPipeline.
+        chunks: As for ElasticPipeline.
+        microbatches: As for ElasticPipeline.
+        mixed_precision: As for ElasticFullyShard.
+        scaling_rule: As for AdaptiveDataParallel.
+        name: As for AdaptiveDataParallel.
+        noise_every: As for AdaptiveDataParallel.
+        preconditioned: As for AdaptiveDataParallel.
 
-    Raises InvalidTraining for a model that cannot be trained so, or fits into a slot's memory with no layout.
+    Raises:
+        InvalidTraining: The model cannot be trained so, or fits into a slot's memory with no layout.
     """
 
     def __init__(

@@ -46,7 +46,7 @@ MOST_SCHEDULES = 8
 
 
 class ElasticPipeline(MeasuredModel, nn.Module):
-    """Cut ``model`` into as many stages as its replicas have slots, for elastic training.
+    """Cut a model into as many stages as its replicas have slots, for elastic training.
 
     ::
 
@@ -57,20 +57,33 @@ class ElasticPipeline(MeasuredModel, nn.Module):
             model.clip_grad_norm_(1.0)
             optimizer.step()
 
-    ``loss``: of a microbatch's output and targets, the mean over its examples. ``blocks``: names of the modules between
-    which the model may be cut, in the order that it calls them; default: its direct parts, the entries of lists of
-    modules each. Stages are copies of the model without the others' blocks, between which each block's first argument
-    is sent. ``example``: a microbatch of inputs, from which their costs are estimated; or ``cuts``: the names of the
-    blocks that stages begin with. ``schedule``: ``"1f1b"``, ``"simple"`` (all forward passes, then all backward
-    passes) or ``"interleaved"`` (``chunks`` stages a process). ``microbatches``: into so many a replica's examples are
-    divided at most; default: four a stage, so that these wait for a fifth of the time at most, and more where memory
-    has no room for so large ones.
-    ``memory_bytes``: of a stage's device; default: what a slot is known to have. ``memory_weight``: from 0, where
-    the model is cut for the smallest slowest stage, to 1, for the smallest fullest one. ``recompute``: blocks
-    compute their activations again for the backward pass. Other options are AdaptiveDataParallel's.
+    Stages are copies of the model without the others' blocks, between which each block's first argument is sent. In
+    evaluation, outputs come from calling the model, on every process of a replica. A trial whose replicas are one slot
+    each trains without stages.
 
-    In evaluation, outputs come from calling the model, on every process of a replica. A trial whose replicas are one
-    slot each trains without stages. Raises InvalidTraining for what cannot be cut, and for names that do not exist.
+    Args:
+        model: The model.
+        optimizer: Its optimizer, or a list where it has several.
+        loss: Gives the mean loss over the examples of a microbatch, from its output and targets.
+        lr_scheduler: As for AdaptiveDataParallel.
+        blocks: Names of the modules between which the model may be cut, in the order in which it calls them. Default:
+            its direct parts, and of lists of modules the entries.
+        example: A microbatch of inputs, from which the costs of the blocks are estimated.
+        cuts: Names of the blocks that stages begin with, in place of an ``example``.
+        schedule: ``"1f1b"``, ``"simple"`` (all forward passes, then all backward passes) or ``"interleaved"``.
+        chunks: Stages of each process in an interleaved schedule.
+        microbatches: Most microbatches that a replica's examples are divided into. Default: four a stage, so that
+            stages wait for a fifth of the time at most, and more where memory has no room for so large ones.
+        memory_bytes: Memory of a stage's device in bytes; default: what a slot is known to have.
+        memory_weight: From 0, to cut for the smallest slowest stage, to 1, for the smallest fullest one.
+        recompute: Have blocks compute their activations again for the backward pass.
+        scaling_rule: As for AdaptiveDataParallel.
+        name: As for AdaptiveDataParallel.
+        noise_every: As for AdaptiveDataParallel.
+        preconditioned: As for AdaptiveDataParallel.
+
+    Raises:
+        InvalidTraining: The model cannot be cut, or a name does not exist.
     """
 
     def __init__(

@@ -37,20 +37,31 @@ from dist_core.trial.replica import Replica
 
 
 class ElasticFullyShard(MeasuredModel, nn.Module):
-    """Wrap ``model`` and its ``optimizer`` for elastic training with sharded weights; several optimizers as a list.
-
-    ``units``: names of modules whose weights are gathered together, and given up again when they have been used;
-    default: the entries of the model's lists of modules. What is in none of them is gathered with the model.
-    ``mixed_precision`` and ``reshard_after_forward`` are fully_shard's. ``recompute``: the ``blocks`` (default: the
-    model's direct parts, the entries of lists of modules each) compute their activations again for the backward pass.
-    ``example``: a few inputs, from which a trial that may choose estimates how many slots it needs; without, from its
-    weights alone. The other options are AdaptiveDataParallel's. A trial whose replicas are one slot each trains as
-    data parallel.
+    """Wrap a model and its optimizer for elastic training with weights sharded over the slots of a replica.
 
     The training loop is an ordinary one. All processes of a replica have to come by the model equally often, also in
-    evaluations: these give each of them the same samples.
+    evaluations: these give each of them the same samples. A trial whose replicas are one slot each trains as data
+    parallel.
 
-    Raises InvalidTraining for a model without trainable parameters, and for units that it does not have.
+    Args:
+        model: The model.
+        optimizer: Its optimizer, or a list where it has several.
+        lr_scheduler: As for AdaptiveDataParallel.
+        units: Names of modules whose weights are gathered together, and given up again when they have been used.
+            Default: the entries of the model's lists of modules. Weights outside of them are gathered with the model.
+        mixed_precision: fully_shard's policy.
+        reshard_after_forward: fully_shard's option.
+        recompute: Compute the activations of the ``blocks`` again for the backward pass.
+        blocks: Names of modules; default: the model's direct parts, and of lists of modules the entries.
+        example: A few inputs, from which a trial that may choose its layout estimates how many slots it needs; without
+            them, the estimate is from its weights alone.
+        scaling_rule: As for AdaptiveDataParallel.
+        name: As for AdaptiveDataParallel.
+        noise_every: As for AdaptiveDataParallel.
+        preconditioned: As for AdaptiveDataParallel.
+
+    Raises:
+        InvalidTraining: The model has no trainable parameters, or not the units that are named.
     """
 
     def __init__(

@@ -65,13 +65,24 @@ def prepared(
 ) -> PreparedData:
     """Return the rows that ``make(part, **arguments)`` gives for each part, made once for all trials of the study.
 
-    ``make`` gives dictionaries of numbers, texts and arrays, the same each time that it is called with a part: ``for
-    path in part.of(paths): yield {"image": ..., "label": ...}``. Replicas that come here share the parts; one that ends
-    leaves its part to the others, and a study that goes on has those that were made. Other code, arguments or number of
-    parts make other data. It lies with the study, and goes with it; in ``folder``, for whoever uses that, until
-    somebody removes it. ``most_bytes``: of disk that it may take.
+    Replicas that come here share the parts; one that ends leaves its part to the others, and a study that goes on has
+    those that were made. Other code, arguments or number of parts make other data.
 
-    Raises InvalidTraining where a row fits no table, the limit is passed or the disk is full.
+    Args:
+        name: Name of the data within the study.
+        make: Gives dictionaries of numbers, texts and arrays, the same each time that it is called with a part: ``for
+            path in part.of(paths): yield {"image": ..., "label": ...}``.
+        arguments: Further arguments of ``make``.
+        parts: Number of parts that are made one by one.
+        folder: Folder for whoever uses it, until somebody removes it. Default: one that lies with the study and goes
+            with it.
+        most_bytes: Bytes of disk that the data may take.
+
+    Returns:
+        A dataset of the rows, mapped from disk.
+
+    Raises:
+        InvalidTraining: A row fits no table, the limit is passed, or the disk is full.
     """
     if parts < 1 or parts >= 10**MOST_DIGITS:
         raise InvalidTraining(f"prepared({name!r}) has {parts} parts; it takes 1 to {10**MOST_DIGITS - 1}")

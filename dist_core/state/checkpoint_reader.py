@@ -28,7 +28,7 @@ Chunks = dict[tuple[int, ...], torch.Tensor]
 
 
 class CheckpointReader(StorageReader):
-    """The newest checkpoint that verifies of the trial whose folder this is.
+    """Read the newest intact checkpoint of a trial through ``torch.distributed.checkpoint``.
 
     ::
 
@@ -36,10 +36,15 @@ class CheckpointReader(StorageReader):
         torch.distributed.checkpoint.load(weights, storage_reader=CheckpointReader(folder))
         model.load_state_dict(weights)
 
-    ``model``: the name that a wrapped model was given; may be left out where the trial has one. It does not matter how
-    many processes have written the checkpoint, nor over how many, if any, the tensors in ``weights`` are sharded.
+    It does not matter how many processes have written the checkpoint, nor over how many, if any, the tensors in
+    ``weights`` are sharded.
 
-    Raises InvalidCheckpoint where there is none, and for a model of which it has nothing.
+    Args:
+        folder: The trial's folder of checkpoints.
+        model: Name that the wrapped model was given; may be left out where the trial has one model.
+
+    Raises:
+        InvalidCheckpoint: There is no intact checkpoint, or it has nothing of that model.
     """
 
     def __init__(self, folder: str | os.PathLike[str], model: str | None = None) -> None:

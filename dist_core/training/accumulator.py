@@ -44,6 +44,10 @@ class Accumulator(MutableMapping[str, Any]):
     the same on all replicas. Sums are part of the trial's state: they survive rescales and restarts. Where a trial is
     resumed within an epoch, code between its loops runs again: a ``synchronized()`` that was passed then shows what it
     showed, and changes nothing.
+
+    Args:
+        *arguments: A mapping of first values, as ``dict`` takes it.
+        **initial: First values by key.
     """
 
     def __init__(self, *arguments: Any, **initial: float) -> None:

@@ -16,15 +16,19 @@ from dist_core.state.states import Stateful
 def init_process_group(backend: str | None = None, *_: Any, **__: Any) -> None:
     """Make this process's replica, for scripts written for AdaptDL; the group forms at the first training step.
 
-    ``backend`` is ignored: NCCL is used between GPUs, Gloo between CPUs.
+    Args:
+        backend: Ignored: NCCL is used between GPUs, Gloo between CPUs.
     """
     training_core()
 
 
 def remaining_epochs_until(num_epochs: int) -> Iterator[int]:
-    """Epochs still to train, ``num_epochs`` in all: from 0 in a new trial, else from where the trial stands.
+    """Iterate over the epochs still to train: from 0 in a new trial, else from where the trial stands.
 
     Code before the loop runs again in every replica that starts, so it has to be repeatable.
+
+    Args:
+        num_epochs: Epochs in all.
     """
     if num_epochs < 0:
         raise InvalidTraining(f"num_epochs is {num_epochs}; it must be at least 0")
@@ -55,7 +59,12 @@ def finished_epochs() -> int:
 
 
 def register_state(name: str, state: Stateful) -> None:
-    """Have ``state`` (anything with state_dict and load_state_dict) checkpointed and handed to joining replicas."""
+    """Have an object checkpointed and handed to joining replicas.
+
+    Args:
+        name: Name of the object in checkpoints; one for each.
+        state: Anything with ``state_dict`` and ``load_state_dict``.
+    """
     training_core().registry.register(f"user-{name}", state)
 
 
@@ -79,9 +88,12 @@ def keep(**values: Any) -> SharedValues:
 
         kept = dist_core.keep(best=0.0, bad_epochs=0, weights=None)
 
-    Numbers, texts, tensors, and lists and dictionaries of them. A replica that joins has rank 0's values from its
-    first training step on. Call it before the loop over epochs; several calls make several objects, in one order on
-    all replicas. Tensors come to the device of those that they replace, else to the CPU.
+    A replica that joins has rank 0's values from its first training step on. Call it before the loop over epochs;
+    several calls make several objects, in one order on all replicas.
+
+    Args:
+        **values: First values: numbers, texts, tensors, and lists and dictionaries of them. Tensors come to the device
+            of those that they replace, else to the CPU.
     """
     kept = SharedValues(**values)
     registry = training_core().registry
@@ -90,7 +102,12 @@ def keep(**values: Any) -> SharedValues:
 
 
 def report(value: float, step: int) -> None:
-    """Tell the scheduler a value of the objective; ``step`` has to mean the same in all trials, such as an epoch."""
+    """Tell the scheduler a value of the objective.
+
+    Args:
+        value: The value.
+        step: Step that means the same in all trials, such as an epoch.
+    """
     replica = present_replica()
     replica.raise_postponed()
     if replica.channel is not None and replica.reports and not replica.passes_do_not_count:
@@ -104,11 +121,13 @@ def report(value: float, step: int) -> None:
 
 
 def progress_step(unit: float) -> int:
-    """Whole units of training progress so far: a step to report at that means the same in all trials.
+    """Return the whole units of training progress so far: a step to report at that means the same in all trials.
 
-    ``unit``: samples at the initial batch size, so that ``len(dataset)`` counts epochs. A sample of a larger batch
-    counts for less than one, as it teaches less (statistical efficiency; Pollux, section 3). Report whenever the
-    number has grown.
+    A sample of a larger batch counts for less than one, as it teaches less (statistical efficiency; Pollux, OSDI'21,
+    section 3). Report whenever the number has grown.
+
+    Args:
+        unit: Samples at the initial batch size, so that ``len(dataset)`` counts epochs.
     """
     if not unit > 0:
         raise InvalidTraining(f"the unit of progress is {unit} samples; it must be above 0")
@@ -116,7 +135,12 @@ def progress_step(unit: float) -> int:
 
 
 def set_checkpoint_interval(seconds: float | None) -> None:
-    """Write checkpoints this often; None lets their measured cost and the trial's failures decide (Young, Daly)."""
+    """Set how often checkpoints are written.
+
+    Args:
+        seconds: Time from one checkpoint to the next. None lets their measured cost and the trial's failures decide
+            (Young 1974, Daly 2006).
+    """
     if seconds is not None and not seconds > 0:
         raise InvalidTraining(f"the checkpoint interval is {seconds} s; it must be above 0, or None")
     training_core().states.checkpoints.interval_seconds = seconds

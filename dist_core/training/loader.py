@@ -44,18 +44,25 @@ from dist_core.trial.replica import Replica
 
 
 class AdaptiveDataLoader:
-    """Like ``torch.utils.data.DataLoader``; ``batch_size`` is the global one.
+    """Load the batches of all replicas, as ``torch.utils.data.DataLoader`` does for one process.
 
-    ``batch_size`` is the total over all replicas, and the size the learning rate was chosen for. ``sampler`` draws
-    single indices; it is drawn from once a pass, with the same seed on every replica. An iterable dataset is read as a
-    whole by every replica, which keeps its part; with ``num_workers`` of 2 or more it is divided among the workers of
-    all replicas, each of which learns its part from ``torch.utils.data.get_worker_info()``. ``epoch_size`` is the
-    number of samples that count as an epoch, where the dataset does not know its length. ``max_local_bsz``: the most
-    that a replica computes in one pass; a batch of more takes several. ``seed``: of the order; None: that of the
-    ``generator`` given, or the one that the script has seeded torch with, as rank 0 has it, or 0. Further keyword
-    arguments go to torch's DataLoader.
+    An iterable dataset is read as a whole by every replica, which keeps its part; with ``num_workers`` of 2 or more it
+    is divided among the workers of all replicas, each of which learns its part from
+    ``torch.utils.data.get_worker_info()``.
 
-    Raises InvalidTraining for arguments that contradict each other, and for ``batch_sampler``: batches are cut here.
+    Args:
+        dataset: Samples, by index or as a stream.
+        batch_size: Samples of a step over all replicas together, the size that the learning rate was chosen for.
+        shuffle: Draw the samples in another order in each epoch.
+        sampler: Draws single indices; it is drawn from once an epoch, with the same seed on every replica.
+        seed: Seed of the order. None takes that of the ``generator`` given, or the one that the script has seeded torch
+            with, as rank 0 has it, or 0.
+        epoch_size: Number of samples that count as an epoch, where the dataset does not know its length.
+        max_local_bsz: Most samples that a replica computes in one pass; a larger batch takes several passes.
+        **options: Further arguments of torch's DataLoader, such as ``num_workers`` and ``drop_last``.
+
+    Raises:
+        InvalidTraining: Arguments contradict each other, or a ``batch_sampler`` is given: batches are cut here.
     """
 
     def __init__(

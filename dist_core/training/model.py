@@ -38,19 +38,30 @@ AUTO_CAPS_MB = (25.0, 4.0, 100.0)
 
 
 class AdaptiveDataParallel(MeasuredModel, DistributedDataParallel):
-    """Wrap ``model`` and its ``optimizer`` for elastic training; a list of optimizers where it has several.
+    """Wrap a model and its optimizer for elastic data-parallel training.
 
-    ``scaling_rule`` is a name, a ScalingRule, or None for the one that fits each optimizer. ``lr_scheduler`` (one, or
-    a list) and ``mp_scaler`` (a GradScaler) are checkpointed with the model when given; a scheduler that is stepped
-    within the training loop then advances with progress. ``reduction`` names a strategy of ``all_reduce``, or several
-    to time early on and keep the fastest; ``bucket_cap_mb="auto"`` does the same for the bucket size. ``noise_every``
-    measures the gradient noise scale on every so many steps (None: often at first, then every tenth).
-    ``preconditioned`` measures it as the optimizer sees gradients (None: for Adam's family). ``frozen="rebuild"``:
-    weights that need no gradient are built by the code on every replica, and are in no checkpoint or hand-over.
-    ``on_divergence``: what happens where replicas turn out not to hold one model any more: the trial fails with the
-    parameter's name, or with ``"resync"`` goes on from rank 0's weights. Other options are those of torch's class.
+    Args:
+        model: The model, on the device that it trains on.
+        optimizer: Its optimizer, or a list where it has several.
+        lr_scheduler: One schedule or a list, checkpointed with the model; one that is stepped within the training loop
+            advances with progress.
+        mp_scaler: A GradScaler, checkpointed with the model.
+        scaling_rule: How learning rates follow the batch size: a name, a ScalingRule, or None for the one that fits
+            each optimizer (AdaScale for SGD, square root for Adam's family).
+        name: Name of the model in checkpoints, where a trial has several.
+        reduction: A strategy such as ``all_reduce``, or several of which the fastest is found by timing early steps.
+        bucket_cap_mb: Size of the buckets in which gradients are summed; ``"auto"`` times several sizes.
+        noise_every: Steps from one measurement of the gradient noise scale to the next. None measures often at first,
+            then on every tenth step.
+        preconditioned: Measure the noise scale of gradients as the optimizer sees them. None does so for Adam's family.
+        frozen: ``"rebuild"`` leaves weights that need no gradient out of checkpoints and hand-overs; the code builds
+            them on every replica.
+        on_divergence: What happens where replicas turn out not to hold one model any more: ``"fail"`` ends the trial
+            with the parameter's name, ``"resync"`` goes on from rank 0's weights.
+        **options: Further options of torch's DistributedDataParallel.
 
-    Raises InvalidTraining for a model without trainable parameters and for names that do not exist.
+    Raises:
+        InvalidTraining: The model has no trainable parameters, or a name does not exist.
     """
 
     def __init__(

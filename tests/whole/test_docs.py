@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import os
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import dist_core
+import tuner_bridge
 from scripts.check_docs import ROOT, Page, check, pages
 from tests.support.ports import ReservedPort, until_it_answers
 
@@ -46,6 +51,23 @@ def test_nothing_on_the_pages_is_stale() -> None:
 def test_what_is_stale_is_found(text: str, why: str) -> None:
     (found,) = check(Page(ROOT / "docs" / "page.md", f"# Page\n\n{text}\n"))
     assert why in str(found)
+
+
+@pytest.mark.parametrize("package", [dist_core, tuner_bridge], ids=lambda package: package.__name__)
+def test_public_docstrings_tell_of_each_parameter(package: ModuleType) -> None:
+    looked_at = 0
+    for name in package.__all__:
+        public = getattr(package, name)
+        # The fields of a dataclass have docstrings of their own, in its source.
+        if not callable(public) or dataclasses.is_dataclass(public):
+            continue
+        arguments = (public.__doc__ or "").partition("Args:")[2]
+        for parameter in inspect.signature(public).parameters:
+            if parameter.startswith("_"):
+                continue
+            assert re.search(rf"^ +\*{{0,2}}{parameter}: [A-Za-z`*]", arguments, re.MULTILINE), f"{name}: {parameter}"
+            looked_at += 1
+    assert looked_at > 20
 
 
 @pytest.mark.slow

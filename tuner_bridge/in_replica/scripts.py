@@ -139,9 +139,12 @@ def program_of(words: Sequence[str], folder: str) -> Script | None:
 def script(command: str | Sequence[str]) -> Script:
     """Return a script and its arguments for ``optimize``: ``script("train.py --epochs 50")``.
 
-    ``command``: one text, split as a shell would, or a list of texts; a leading ``python`` is left out, ``-m module``
-    and ``-c code`` work. The script calls ``tuner_bridge.current_trial()``. Raises InvalidSweep for a file that is not
-    there.
+    Args:
+        command: One text, split as a shell would, or a list of texts. A leading ``python`` is left out; ``-m module``
+            and ``-c code`` work. The script calls ``tuner_bridge.current_trial()``.
+
+    Raises:
+        InvalidSweep: The file is not there.
     """
     words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
     if words and starts_python(words[0]):

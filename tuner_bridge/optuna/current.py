@@ -35,9 +35,10 @@ def current_trial() -> BaseTrial:
 
 
 def tell(value: Any) -> None:
-    """Say what the value of the script's trial is (several, for several objectives).
+    """Set the value of the script's trial. A script that does not has the value that it reported at its last step.
 
-    A script that does not say it has the value that it reported at its last step.
+    Args:
+        value: The value; for several objectives, a sequence.
     """
     _Current.value = value
     if not isinstance(_Current.trial, ElasticTrial):

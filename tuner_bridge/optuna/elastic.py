@@ -40,11 +40,27 @@ def elastic(
 ) -> ElasticObjective:
     """Return the objective whose trials are elastic jobs: ``study.optimize(elastic(train), n_trials=64, n_jobs=8)``.
 
-    The options are ``optimize``'s. The scheduler starts with the first trial and ends with the process, or with the
-    block of ``with elastic(train) as objective:``. Everything around the trials is Optuna's: a sweep that is killed is
-    not resumed, and Ctrl-C waits for running trials where ``n_jobs`` is not 1; ``optimize`` does better in both.
+    The scheduler starts with the first trial and ends with the process, or with the block of ``with elastic(train) as
+    objective:``. Everything around the trials is Optuna's: a sweep that is killed is not resumed, and Ctrl-C waits for
+    running trials where ``n_jobs`` is not 1; ``optimize`` does better in both.
 
-    Raises what ``optimize`` raises for what cannot be run.
+    Args:
+        objective: The objective, or a script.
+        min_replicas: As for ``optimize``, as are all further arguments.
+        max_replicas: Most replicas of a trial.
+        slots_per_replica: Slots of each replica, or the numbers that it may have.
+        slots: Slots of the scheduler that is started.
+        emulate: Devices to emulate.
+        memory_per_slot: Memory of a slot in GiB.
+        gpus_per_slot: GPUs of a slot.
+        state_dir: Folder of the scheduler.
+        terms: Share, priority and goal of the study.
+        promise_metric: Metric by which trials are judged, and its direction.
+        fresh_processes: Start each replica in a process of its own.
+        trackers: Trackers that hear of each trial.
+
+    Raises:
+        InvalidSweep: The objective cannot be run; as for ``optimize``.
     """
     template = template_of(
         objective, min_replicas, max_replicas, promise_metric, fresh_processes, slots_per_replica=slots_per_replica

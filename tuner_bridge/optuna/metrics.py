@@ -8,10 +8,15 @@ from optuna.trial import BaseTrial
 
 
 def report_metrics(trial: BaseTrial, metrics: Mapping[str, float], step: int) -> None:
-    """Tell the metrics of a trial at ``step``, which has to mean the same in all trials.
+    """Tell the metrics of a trial.
 
     In an elastic trial, the one that ``optimize(promise_metric=...)`` names tells the scheduler how promising the
     trial is; the latest ones become the user attribute ``metrics``, as they do in a plain trial.
+
+    Args:
+        trial: The trial.
+        metrics: Values by name.
+        step: Step that means the same in all trials, such as an epoch.
     """
     report = getattr(trial, "report_metrics", None)
     if report is not None:

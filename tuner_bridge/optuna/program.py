@@ -103,10 +103,16 @@ def program(
 ) -> Program:
     """Make a command an objective: ``program("./train --lr {lr}", {"lr": FloatDistribution(1e-4, 1.0)}, ...)``.
 
-    ``command``: split as a shell would, and run without one; names of the ``space`` in braces are replaced by what the
-    trial has drawn. ``report``: a regular expression of lines that report, whose group ``value`` (or the first) is the
-    objective and whose group ``step`` its step; without the latter, lines are counted. ``value``: one of the line with
-    the trial's value; default: the last that was reported. Raises InvalidSweep for what cannot be run.
+    Args:
+        command: A command, split as a shell would and run without one, or a list of texts. Names of the ``space`` in
+            braces are replaced by what the trial has drawn.
+        space: Distributions by the names of the parameters.
+        report: Regular expression of lines that report. Its group ``value`` (or the first) is the objective and its
+            group ``step`` the step; without the latter, lines are counted.
+        value: Regular expression of the line with the trial's value; default: the last value that was reported.
+
+    Raises:
+        InvalidSweep: The command cannot be run, or a name or an expression does not fit.
     """
     words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
     if not words:

@@ -38,7 +38,12 @@ def stage(name: str, *, from_epoch: int) -> Callable[[Objective], Objective]:
     Trials of which all other parameters are the same train epochs 0 to 19 once. The objective has to draw alike in
     these epochs: one that seeds its generators gives the values that it gives without sharing, to rounding.
 
-    Raises InvalidSweep for an epoch below 1.
+    Args:
+        name: Name of the parameter.
+        from_epoch: First epoch in which it matters.
+
+    Raises:
+        InvalidSweep: The epoch is below 1.
     """
     if not isinstance(from_epoch, int) or isinstance(from_epoch, bool) or from_epoch < 1:
         raise InvalidSweep(
