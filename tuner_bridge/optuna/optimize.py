@@ -103,7 +103,7 @@ def optimize(
             Several, such as ``(1, 2, 4)``: the scheduler chooses for each trial, by memory and speed.
         slots: room on this machine for the embedded scheduler; default: its GPUs, else its CPU cores. A scheduler
             named by ELASTUNE_URL has slots of its own.
-        emulate: devices that the slots stand for, such as "4x8:resnet50-imagenet@10" (nodes x slots, whose steps take
+        emulate: devices that the slots stand for, such as ``4x8:resnet50-imagenet@10`` (nodes x slots, whose steps take
             as long as that speed profile says, ten times as fast); with ``slots`` the profile only. Replicas are real
             processes of this machine all the same.
         memory_per_slot: GiB of this machine's memory that a replica's process may use.
