@@ -20,9 +20,9 @@ def runtime() -> dict[str, str]:
     return versions
 
 
-def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+def differences(here: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
     """Describe what differs there; processes of one installation are not compared."""
-    if mine.get("prefix") == theirs.get("prefix"):
+    if here.get("prefix") == theirs.get("prefix"):
         return []
     names = ("python", *LIBRARIES)
-    return [f"{name} {mine[name]} here, {theirs[name]} there" for name in names if mine.get(name) != theirs.get(name)]
+    return [f"{name} {here[name]} here, {theirs[name]} there" for name in names if here.get(name) != theirs.get(name)]

@@ -1,10 +1,11 @@
 """Check that pages and docstrings can be read by somebody who has never seen the project.
 
-    python -m scripts.check_prose      all pages and docstrings; exit status 1, and a line for each finding
+    python -m scripts.check_prose      all pages and modules; exit status 1, and a line for each finding
 
 A page that is not reference has at most 200 lines, and a sentence of prose at most 45 words. A docstring stands by
 itself in a hover box: it does not begin as a continuation of its name ("Of those that ...", "Whether ..."), nor, of a
 function or class, with a parameter or an error ("``x``: ...", "Raises ...").
+A variable that is used over more than three lines says what it is, not how the code came by it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from scripts.check_docs import PACKAGES, ROOT, Page, Stale, pages
 LONGEST_PAGE = 200
 LONGEST_SENTENCE = 45
 REFERENCE = ("front_ends.md", "api.md", "command_line.md", "benchmarks.md", "policy_experiments.md")
+
+VAGUE = ("found", "known", "given", "mine", "told")
+MOST_LINES_OF_VAGUE = 3
 
 _FRAGMENT = re.compile(r"(Of|What|Whether|How|By|So|Those|They|Who|Which|Where|That)\b")
 _PARAMETER_OR_ERROR = re.compile(r"``\w+``[:,]|Raises\b")
@@ -50,8 +54,27 @@ def check_page(page: Page) -> Iterator[Stale]:
             yield page.stale(position, f"a sentence has {words} words: {' '.join(sentence.split()[:8])} ...")
 
 
-def check_docstrings(path: Path) -> Iterator[Stale]:
-    for node in ast.walk(ast.parse(path.read_text())):
+def check_names(path: Path, tree: ast.AST) -> Iterator[Stale]:
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        lines: dict[str, list[int]] = {}
+        bound = set()
+        for node in ast.walk(function):
+            name = getattr(node, "id", None) or getattr(node, "arg", None)
+            if name in VAGUE and isinstance(node, ast.Name | ast.arg):
+                lines.setdefault(name, []).append(node.lineno)
+                if isinstance(node, ast.arg) or isinstance(node.ctx, ast.Store):
+                    bound.add(name)
+        for name in sorted(bound):
+            if max(lines[name]) - min(lines[name]) > MOST_LINES_OF_VAGUE:
+                yield Stale(
+                    str(path.relative_to(ROOT)), min(lines[name]), f"{name!r} does not say what the variable is"
+                )
+
+
+def check_docstrings(path: Path, tree: ast.AST) -> Iterator[Stale]:
+    for node in ast.walk(tree):
         body: object = getattr(node, "body", None)
         for each in body if isinstance(body, list) else []:
             if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant):
@@ -74,13 +97,14 @@ def _begins_as_fragment(node: ast.AST, statement: ast.Expr, text: str) -> str | 
 
 
 def main() -> int:
-    found = [stale for page in pages() for stale in check_page(page)]
+    stale_places = [stale for page in pages() for stale in check_page(page)]
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
-            found += check_docstrings(path)
-    for stale in sorted(found):
+            tree = ast.parse(path.read_text())
+            stale_places += [*check_docstrings(path, tree), *check_names(path, tree)]
+    for stale in sorted(stale_places):
         print(stale)
-    return 1 if found else 0
+    return 1 if stale_places else 0
 
 
 if __name__ == "__main__":

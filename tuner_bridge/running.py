@@ -19,7 +19,7 @@ from tuner_bridge.errors import InvalidSweep
 @click.option("--emulate", help='Devices to emulate, such as "4x8:resnet50-imagenet@10".')
 @click.option("--state-dir", type=click.Path(path_type=Path), help="Folder for logs, checkpoints and the database.")
 @click.option("--show-output", is_flag=True, help="Print the trials' output here too.")
-def run(command: tuple[str, ...], **given: Any) -> None:
+def run(command: tuple[str, ...], **values: Any) -> None:
     """Run a Python program whose Optuna trials become elastic: elastune run -- python tune.py."""
     from tuner_bridge.in_replica.scripts import is_another_python, program_of, starts_python
     from tuner_bridge.optuna.studies import elastune_studies
@@ -32,6 +32,6 @@ def run(command: tuple[str, ...], **given: Any) -> None:
             f"the command is {' '.join(command)!r}; it must be a program of this environment's Python: python FILE, "
             "python -m MODULE or python -c CODE"
         )
-    options = {name: value for name, value in given.items() if value not in (None, False)}
+    options = {name: value for name, value in values.items() if value not in (None, False)}
     with elastune_studies(**options):
         program.run_here()

@@ -133,14 +133,14 @@ def _usable(tensor: torch.Tensor | None, shape: list[int], dtype: str, *, keep: 
 
 
 def _refuse_what_nobody_sends(
-    content: dict[str, Any], mine: Sequence[torch.Tensor | None], present: Sequence[torch.Tensor]
+    content: dict[str, Any], owned: Sequence[torch.Tensor | None], present: Sequence[torch.Tensor]
 ) -> None:
     """Refuse a survivor's tensor that does not fit.
 
     Replicated tensors go to joiners only, and its memory would be undefined.
     """
     paths = {slot: path for path, slot in tensor_slots(content["skeleton"])}
-    for slot, (own, used, replicated) in enumerate(zip(mine, present, content["replicated"], strict=True)):
+    for slot, (own, used, replicated) in enumerate(zip(owned, present, content["replicated"], strict=True)):
         if replicated and own is not used:
             theirs = f"{content['shapes'][slot][1]} of shape {tuple(content['shapes'][slot][0])}"
             ours = "missing" if own is None else f"{str(own.dtype).removeprefix('torch.')} of shape {tuple(own.shape)}"

@@ -135,12 +135,12 @@ def has_ended(schedule: Any) -> bool:
     return False
 
 
-def schedules_unknown(optimizer: Optimizer, known: Iterable[Any]) -> list[LRScheduler]:
+def schedules_unknown(optimizer: Optimizer, listed: Iterable[Any]) -> list[LRScheduler]:
     """Schedules that set this optimizer's rates, and are neither known nor a part of one that is.
 
     Found by who holds on to the optimizer: some milliseconds, for once.
     """
-    expected = {id(each) for schedule in known for each in _with_parts(schedule)}
+    expected = {id(each) for schedule in listed for each in _with_parts(schedule)}
     holders = gc.get_referrers(optimizer)
     # The attributes of an object are a dictionary once somebody has asked for them, and then that is what holds.
     attributes = [each for each in holders if type(each) is dict and each.get("optimizer") is optimizer]

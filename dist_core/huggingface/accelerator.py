@@ -111,8 +111,8 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it is withou
         loader.device = self.device if self.device_placement else None
         return loader
 
-    def _elastic_model(self, given: torch.nn.Module, prepared: Any, together: tuple[Any, ...]) -> Any:
-        weights = {id(each) for each in given.parameters()}
+    def _elastic_model(self, model: torch.nn.Module, prepared: Any, together: tuple[Any, ...]) -> Any:
+        weights = {id(each) for each in model.parameters()}
         optimizers = [
             each
             for each in together
@@ -120,9 +120,9 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it is withou
             and any(id(weight) in weights for group in each.param_groups for weight in group["params"])
         ]
         if not optimizers:
-            if any(each.requires_grad for each in given.parameters()) and torch.is_grad_enabled() and given.training:
+            if any(each.requires_grad for each in model.parameters()) and torch.is_grad_enabled() and model.training:
                 raise InvalidTraining(
-                    f"Accelerator.prepare was given {type(given).__name__} without its optimizer, so the trial would "
+                    f"Accelerator.prepare was given {type(model).__name__} without its optimizer, so the trial would "
                     "not count its steps; prepare both in one call: prepare(model, optimizer, loader). If the model "
                     "is not trained, call eval() on it first"
                 )
@@ -180,7 +180,7 @@ def _gathered(mine: torch.Tensor) -> torch.Tensor:
     return torch.cat([part.reshape(1) if part.dim() == 0 else part for part in parts])
 
 
-def _parts(mine: torch.Tensor) -> list[torch.Tensor] | None:
+def _parts(tensor: torch.Tensor) -> list[torch.Tensor] | None:
     """Return every replica's tensor by rank; None where each has what all of them have together.
 
     Between loops that is so of what an evaluation has found out: it is the same on all replicas.
@@ -189,7 +189,7 @@ def _parts(mine: torch.Tensor) -> list[torch.Tensor] | None:
     core.outside.meet()
     if core.generation.stands_alone or core.passes_do_not_count or core.loops.evaluations:
         return None
-    rows = mine.detach().cpu().reshape(1) if mine.dim() == 0 else mine.detach().cpu()
+    rows = tensor.detach().cpu().reshape(1) if tensor.dim() == 0 else tensor.detach().cpu()
     exact = rows.double() if rows.is_floating_point() else rows.long()
     gathered = GatheredRows(core)
     sizes = [int(each) for each in gathered.rows(torch.tensor([len(rows)]).numpy())]
@@ -198,8 +198,8 @@ def _parts(mine: torch.Tensor) -> list[torch.Tensor] | None:
         # A replica was lost in this step, which does not count.
         return None
     cut = torch.split(every, sizes)
-    parts = [part.to(mine.dtype).to(mine.device).reshape(-1, *mine.shape[1:]) for part in cut]
-    parts = [part.reshape(()) if mine.dim() == 0 else part for part in parts]
-    if core.position.has_evaluated and all(torch.equal(part, mine) for part in parts):
+    parts = [part.to(tensor.dtype).to(tensor.device).reshape(-1, *tensor.shape[1:]) for part in cut]
+    parts = [part.reshape(()) if tensor.dim() == 0 else part for part in parts]
+    if core.position.has_evaluated and all(torch.equal(part, tensor) for part in parts):
         return None
     return parts

@@ -172,18 +172,18 @@ class GatheredRows:
         return self._core.together(action, otherwise=lambda: alone)
 
 
-def _whole(mine: NDArray[Any], shapes: list[list[int]], group: ReplicaGroup) -> NDArray[Any]:
+def _whole(own_rows: NDArray[Any], shapes: list[list[int]], group: ReplicaGroup) -> NDArray[Any]:
     """Every replica's rows; shorter ones filled up."""
     widest = [max(sizes) for sizes in zip(*(shape[1:] for shape in shapes), strict=True)]
     first = sum(shape[0] for shape in shapes[: group.rank])
-    exact = np.issubdtype(mine.dtype, np.integer) or mine.dtype == np.bool_
+    exact = np.issubdtype(own_rows.dtype, np.integer) or own_rows.dtype == np.bool_
     rows = np.zeros((sum(shape[0] for shape in shapes), *widest), dtype=np.int64 if exact else np.float64)
-    here = rows[first : first + len(mine)]
-    if list(mine.shape[1:]) != widest:
+    here = rows[first : first + len(own_rows)]
+    if list(own_rows.shape[1:]) != widest:
         here[...] = PADDING
-    here[(slice(None), *(slice(size) for size in mine.shape[1:]))] = mine
+    here[(slice(None), *(slice(size) for size in own_rows.shape[1:]))] = own_rows
     group.sum(torch.from_numpy(rows).view(-1), what="predictions")
-    return rows.astype(mine.dtype)
+    return rows.astype(own_rows.dtype)
 
 
 def _taken_apart(tree: Any, leaves: list[NDArray[Any]]) -> Any:

@@ -311,15 +311,15 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
         share = place.share if place.step.weight else 1.0
         return torch.tensor(self._items * share, dtype=torch.float32, device=me.args.device)
 
-    def _sum_of_step(self, mine: float) -> float:
+    def _sum_of_step(self, amount: float) -> float:
         if self._core.generation.group.world_size == 1:
-            return mine
+            return amount
 
         def act(group: Any) -> float:
-            [total] = group.sum_of(mine, what="items of a step")
+            [total] = group.sum_of(amount, what="items of a step")
             return float(total)
 
-        return self._core.together(act, otherwise=lambda: max(mine, 1.0))
+        return self._core.together(act, otherwise=lambda: max(amount, 1.0))
 
     def _pass(self, model: Any, inputs: Any) -> None:
         self._unheard = inputs

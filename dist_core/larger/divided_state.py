@@ -150,12 +150,12 @@ class DividedState:
                     optimizer.state.pop(parameter, None)
 
     def _load_values(
-        self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str, found: Sequence[dict[str, Any]]
+        self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str, saved: Sequence[dict[str, Any]]
     ) -> None:
         held, state = self._held[name], optimizer.state[parameter]
-        for key, value in found[0].items():
+        for key, value in saved[0].items():
             if isinstance(value, dict) and "rows" in value:
-                rows = _rows_for(f"{name} ({key})", held, [each[key] for each in found])
+                rows = _rows_for(f"{name} ({key})", held, [each[key] for each in saved])
                 if key not in state:
                     state[key] = torch.zeros_like(parameter, dtype=rows.dtype)
                 _put(local_of(state[key]), rows)

@@ -93,14 +93,14 @@ class Division:
         return self.first + self.count * self.size
 
 
-def largest_microbatch(found: Partition, terms: PipelineTerms, room: float) -> int | None:
+def largest_microbatch(partition: Partition, terms: PipelineTerms, room: float) -> int | None:
     """Examples of a microbatch for which every stage has memory, at least 1; None where nothing limits them.
 
-    ``found``: of blocks as they are for one example; ``room``: bytes of a stage's device.
+    ``partition``: of blocks as they are for one example; ``room``: bytes of a stage's device.
     """
     most = math.inf
-    for index, stage in enumerate(found.stages):
-        kept = sum(block.activation_bytes for block in stage.blocks) * terms.in_flight(index, len(found.stages))
+    for index, stage in enumerate(partition.stages):
+        kept = sum(block.activation_bytes for block in stage.blocks) * terms.in_flight(index, len(partition.stages))
         fixed = terms.state_factor * sum(block.parameter_bytes for block in stage.blocks)
         if kept:
             most = min(most, (room - fixed) / kept)

@@ -64,12 +64,14 @@ def cut(
     return partition(costs, devices, terms, ties=ties_between(model, names))
 
 
-def stage_modules(model: nn.Module, names: Sequence[str], found: Partition, indices: Sequence[int]) -> list[nn.Module]:
+def stage_modules(
+    model: nn.Module, names: Sequence[str], partition: Partition, indices: Sequence[int]
+) -> list[nn.Module]:
     """Return the stages of those numbers, with the model's own parameters: what optimizers know of them stays true."""
     own = {id(each): each for each in [*model.parameters(), *model.buffers()]}
     stages = []
     for index in indices:
-        kept = {block.name for block in found.stages[index].blocks}
+        kept = {block.name for block in partition.stages[index].blocks}
         stages.append(without_other_blocks(model, names, kept, memo=dict(own)))
     return stages
 

@@ -115,17 +115,15 @@ class ChosenLayout(Listener):
             f"{_size(memory)}. Let a replica take more slots (slots_per_replica), or make the model smaller"
         )
 
-    def _leave_for_another(self, mine: LayoutTerms, fitting: Sequence[LayoutTerms], memory: float) -> None:
+    def _leave_for_another(self, own: LayoutTerms, fitting: Sequence[LayoutTerms], memory: float) -> None:
         environment = self._environment
         assert environment is not None
         if environment.launch_index == 0 and self._channel is not None:
-            needs = f"needs {_size(mine.fixed_bytes + mine.example_bytes)} on a slot, which has {_size(memory)}"
-            if mine.fits(memory):
+            needs = f"needs {_size(own.fixed_bytes + own.example_bytes)} on a slot, which has {_size(memory)}"
+            if own.fits(memory):
                 needs = "has run out of memory"
             other = min(fitting, key=lambda each: (each.seconds, each.layout)).layout
-            self._tell(
-                f"the model as {mine.layout} {needs}: this replica asks for {other}, or another layout that fits"
-            )
+            self._tell(f"the model as {own.layout} {needs}: this replica asks for {other}, or another layout that fits")
         raise ReplicaExit("preempted", EXIT_PREEMPTED)
 
     def give_up(self) -> bool:

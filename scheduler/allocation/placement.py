@@ -160,12 +160,12 @@ class _Room:
     def empty(self, wanted: int, before: Placement) -> list[str]:
         """Return at most ``wanted`` empty nodes of the largest size, those the trial is on first."""
         nodes = [node for node in self._nodes_by_free_slots[self.largest] if self.sizes[node] == self.largest]
-        mine = [
+        held = [
             node
             for node in before
             if node in self._nodes_by_free_slots[self.largest] and self.sizes[node] == self.largest
         ]
-        return list(dict.fromkeys([*mine, *nodes]))[:wanted]
+        return list(dict.fromkeys([*held, *nodes]))[:wanted]
 
 
 def _from_where_it_is(count: int, room: _Room, held: Placement) -> dict[str, int]:

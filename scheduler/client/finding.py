@@ -103,28 +103,28 @@ def _check_owner(path: Path) -> None:
         )
 
 
-def _read(path: Path, name: str, given: Mapping[str, Any], environ: Mapping[str, str]) -> Named:
-    unknown = set(given) - KEYS
-    if unknown or not all(isinstance(value, str) for value in given.values()):
+def _read(path: Path, name: str, settings: Mapping[str, Any], environ: Mapping[str, str]) -> Named:
+    unknown = set(settings) - KEYS
+    if unknown or not all(isinstance(value, str) for value in settings.values()):
         what = f"has no {min(unknown)!r}" if unknown else "takes only strings"
         raise SchedulerError(f"{path}: a scheduler {what}; [schedulers.{name}] may have {', '.join(sorted(KEYS))}")
-    if ("url" in given) == ("state_dir" in given):
+    if ("url" in settings) == ("state_dir" in settings):
         raise SchedulerError(f"{path}: [schedulers.{name}] needs either a url or a state_dir")
-    if "state_dir" in given:
-        return Named(name=name, state_dir=_path(path, given["state_dir"]))
+    if "state_dir" in settings:
+        return Named(name=name, state_dir=_path(path, settings["state_dir"]))
     token = ""
-    if "token_env" in given:
-        token = environ.get(given["token_env"], "")
-    elif "token_file" in given:
+    if "token_env" in settings:
+        token = environ.get(settings["token_env"], "")
+    elif "token_file" in settings:
         try:
-            token = _path(path, given["token_file"]).read_text().strip()
+            token = _path(path, settings["token_file"]).read_text().strip()
         except OSError as error:
             raise SchedulerError(f"{path}: the token of {name!r} cannot be read: {error}") from error
     if not token:
         raise SchedulerError(
             f"{path}: no token is known for {name!r}; give a token_file, or a token_env whose variable is set"
         )
-    return Named(name=name, url=given["url"], token=token)
+    return Named(name=name, url=settings["url"], token=token)
 
 
 def _path(file: Path, text: str) -> Path:

@@ -12,12 +12,12 @@ WAITING = frozenset({"pending", "paused"})
 Row = TypeVar("Row")
 
 
-def row_of(kind: type[Row], told: Mapping[str, Any]) -> Row:
+def row_of(kind: type[Row], fields: Mapping[str, Any]) -> Row:
     """Make a row of the fields that this version knows; a newer scheduler may tell more."""
-    known = _names(kind)  # type: ignore[arg-type]  # classes are hashable
-    if told.keys() <= known:
-        return kind(**told)
-    return kind(**{name: value for name, value in told.items() if name in known})
+    names = _names(kind)  # type: ignore[arg-type]  # classes are hashable
+    if fields.keys() <= names:
+        return kind(**fields)
+    return kind(**{name: value for name, value in fields.items() if name in names})
 
 
 @cache

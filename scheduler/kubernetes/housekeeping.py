@@ -108,13 +108,13 @@ class Housekeeping:
 
     @staticmethod
     def _show_one(
-        known: dict[str, dict[str, Any]],
+        written: dict[str, dict[str, Any]],
         name: str,
         shown: dict[str, Any],
         write: Callable[[str, Mapping[str, Any]], None],
     ) -> None:
-        if shown != known.get(name):
-            known[name] = shown
+        if shown != written.get(name):
+            written[name] = shown
             write(name, shown)
 
 

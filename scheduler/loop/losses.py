@@ -57,12 +57,12 @@ def judge(
     return Verdict(losses, False, Reason(code="lost", sentence=sentence), wait)
 
 
-def found_no_room(ended: Sequence[ReplicaRecord], told: Mapping[str, Exit | None]) -> bool:
+def found_no_room(ended: Sequence[ReplicaRecord], exits: Mapping[str, Exit | None]) -> bool:
     """Tell whether its replicas never ran because others have the slots, which is no loss.
 
-    ``told``: what the launcher said of each one's end. One that had to be stopped for the others' sake counts as them.
+    ``exits``: what the launcher said of each one's end. One that had to be stopped for the others' sake counts as them.
     """
-    without = [(end := told.get(row.replica_id)) is not None and end.code == NO_ROOM for row in ended]
+    without = [(end := exits.get(row.replica_id)) is not None and end.code == NO_ROOM for row in ended]
     stopped = [row.stop_requested_at is not None for row in ended]
     return any(without) and all(a or b for a, b in zip(without, stopped, strict=True))
 

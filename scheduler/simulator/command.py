@@ -180,14 +180,14 @@ def run_sweep(
         draw_sweeps(results, picture)
 
 
-def _with_fewest_slots(found: Recorded, simulated: SimulationResult) -> str:
+def _with_fewest_slots(recorded: Recorded, simulated: SimulationResult) -> str:
     """Say what the recorded trials would have taken with the fewest slots each, first come, first served."""
     ended = {job.name: job.finished_at for job in simulated.jobs}
     words = f"with the fewest slots for each trial: {simulated.makespan_seconds:.0f} s"
-    valued = [trial for trial in found.trials if trial.finished_at is not None and is_number(trial.outcome.value)]
-    if len(found.studies) != 1 or not valued:
+    valued = [trial for trial in recorded.trials if trial.finished_at is not None and is_number(trial.outcome.value)]
+    if len(recorded.studies) != 1 or not valued:
         return words
-    [study] = found.studies.values()
+    [study] = recorded.studies.values()
     sign = -1.0 if study.direction == "minimize" else 1.0
     best = max(valued, key=lambda trial: sign * trial.outcome.value)
     name = best.submission.name

@@ -153,7 +153,7 @@ def _ran(
     store: SqlBacking,
     trials: Sequence[TrialRecord],
     replicas: Sequence[ReplicaRecord],
-    found: Sequence[RecordedTrial],
+    recorded: Sequence[RecordedTrial],
     pause_seconds: float,
 ) -> list[RanTrial]:
     by_trial: dict[str, list[ReplicaRecord]] = {}
@@ -169,14 +169,14 @@ def _ran(
             replicas=by_trial.get(trial.trial_id, ()),
             pause_seconds=pause_seconds,
         )
-        for trial in found
+        for trial in recorded
     ]
 
 
 def _timing(
     trials: Iterable[TrialRecord],
     replicas: Iterable[ReplicaRecord],
-    found: Iterable[RecordedTrial],
+    recorded: Iterable[RecordedTrial],
     ran: Iterable[RanTrial],
 ) -> Timing:
     ended = {trial.trial_id: trial.finished_at for trial in trials}
@@ -187,7 +187,7 @@ def _timing(
         end = ended.get(replica.trial_id)
         if replica.gone_at is not None and end is not None and replica.gone_at >= end:
             leaves.append(replica.gone_at - end)
-    gaps = [trial.gap_seconds for trial in found if trial.after_ends]
+    gaps = [trial.gap_seconds for trial in recorded if trial.after_ends]
     enters = [since - ready for trial in ran for ready, since in entered(trial)]
     seen = {"start": starts, "enter": enters, "leave": leaves, "successor": gaps}
     return Timing(**{name: max(0.0, statistics.median(seconds)) for name, seconds in seen.items() if seconds})

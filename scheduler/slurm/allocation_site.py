@@ -25,11 +25,11 @@ DRAIN_SECONDS = 25.0
 
 
 class AllocationSite(AgentSite):
-    def __init__(self, slurm: Slurm, given: Allocation, agents: AgentSettings) -> None:
+    def __init__(self, slurm: Slurm, allocation: Allocation, agents: AgentSettings) -> None:
         roster = Roster()
         super().__init__(agents, roster, AgentLauncher(roster, look=self._look, end=self._end))
         self._slurm = slurm
-        self._allocation = given
+        self._allocation = allocation
         self._steps: AgentSteps | None = None
         self._news = threading.Event()
 

@@ -15,12 +15,12 @@ from dist_core.link.client import ControlChannel
 OF_INSTALLATION = ("site-packages", "dist-packages", "lib/python")
 
 
-def python_path(given: Sequence[str], moved: Callable[[str], str]) -> list[str]:
+def python_path(folders: Sequence[str], moved: Callable[[str], str]) -> list[str]:
     """Return the folders of the user's own modules that exist on this machine.
 
     ``moved``: maps a path to this machine.
     """
-    own = [moved(path) for path in given if not any(part in path for part in OF_INSTALLATION)]
+    own = [moved(path) for path in folders if not any(part in path for part in OF_INSTALLATION)]
     return [path for path in own if os.path.isdir(path)]
 
 

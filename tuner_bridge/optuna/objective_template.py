@@ -125,15 +125,15 @@ def _home_of(value: Any) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def check_promise_metric(given: Any) -> None:
+def check_promise_metric(metric: Any) -> None:
     if not (
-        isinstance(given, tuple)
-        and len(given) == 2
-        and isinstance(given[0], str)
-        and given[1] in ("minimize", "maximize")
+        isinstance(metric, tuple)
+        and len(metric) == 2
+        and isinstance(metric[0], str)
+        and metric[1] in ("minimize", "maximize")
     ):
         raise InvalidSweep(
-            f"promise_metric is {given!r}; it must be a name and a direction, such as ('accuracy', 'maximize')"
+            f"promise_metric is {metric!r}; it must be a name and a direction, such as ('accuracy', 'maximize')"
         )
 
 

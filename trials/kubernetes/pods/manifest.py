@@ -120,7 +120,7 @@ def _main_container(spec: Document) -> Document:
     return made
 
 
-def _environ(request: LaunchRequest, given: Sequence[Mapping[str, Any]], image: str, grace: int) -> list[Document]:
+def _environ(request: LaunchRequest, variables: Sequence[Mapping[str, Any]], image: str, grace: int) -> list[Document]:
     """Return the pod's variables: the template's, then the trial's and the suite's own."""
     start = {
         "entrypoint": request.entrypoint,
@@ -134,7 +134,7 @@ def _environ(request: LaunchRequest, given: Sequence[Mapping[str, Any]], image: 
     # Whoever may look at pods sees this; the kubelet gives the pod a token that stands nowhere else.
     own.pop(TOKEN, None)
     own[TOKEN_FILE] = f"{TOKEN_FOLDER}/token"
-    named = [dict(each) for each in given if each.get("name") not in own]
+    named = [dict(each) for each in variables if each.get("name") not in own]
     address = {"name": "ELASTUNE_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     own.pop("ELASTUNE_HOST", None)
     return [*named, *({"name": name, "value": value} for name, value in sorted(own.items())), address]

@@ -153,23 +153,23 @@ class ClusterBacking(Backing):
         except KeyError:
             raise UnknownTrial(f"no trial is called {trial_id!r}; `elastune ls` lists them") from None
 
-    def remember(self, found: TrialObject) -> None:
-        numbers = [int(key) for key in found.history_keys]
-        self.trials[found.record.trial_id] = TrialResource(
-            namespace=found.namespace,
-            name=found.name,
-            uid=found.uid,
-            template=found.template,
-            labels=found.labels,
-            finalizers=found.finalizers,
-            created=found.created,
-            queue=found.queue,
+    def remember(self, trial: TrialObject) -> None:
+        numbers = [int(key) for key in trial.history_keys]
+        self.trials[trial.record.trial_id] = TrialResource(
+            namespace=trial.namespace,
+            name=trial.name,
+            uid=trial.uid,
+            template=trial.template,
+            labels=trial.labels,
+            finalizers=trial.finalizers,
+            created=trial.created,
+            queue=trial.queue,
             history=range(min(numbers, default=0), max(numbers, default=-1) + 1),
-            steps=sorted(report.step for report in found.reports),
-            moments=[documents.moment_of(each) for each in found.measurements],
-            ended=[each.replica_id for each in found.replicas if each.state is ReplicaState.GONE],
+            steps=sorted(report.step for report in trial.reports),
+            moments=[documents.moment_of(each) for each in trial.measurements],
+            ended=[each.replica_id for each in trial.replicas if each.state is ReplicaState.GONE],
         )
-        self._load(found)
+        self._load(trial)
 
     def _load(self, found: TrialObject) -> None:
         """Make memory hold what the resource says."""

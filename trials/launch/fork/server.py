@@ -314,13 +314,13 @@ class ForkServer:
         # While nobody waits for a spare: the kernel takes its time for the one, and a look at all modules has the
         # system copy the pages that they lie on.
         enter_own(self._groups)
-        known, given_environ = set(sys.modules), dict[str, str]()
+        imported_before, given_environ = set(sys.modules), dict[str, str]()
         request = request or told(line)
         keeping = Keeping()
 
         def tell_imports() -> None:
-            imported = installed_modules(beyond=known)
-            known.update(imported)
+            imported = installed_modules(beyond=imported_before)
+            imported_before.update(imported)
             changed = {name: value for name, value in os.environ.items() if given_environ.get(name) != value}
             say(line, {"imported": imported, "changed": changed})
 
