@@ -301,6 +301,11 @@ def after_backward(callback: Callable[[], None]) -> None:
     Variable._execution_engine.queue_callback(callback)
 
 
+def is_in_backward() -> bool:
+    """Tell whether the caller runs within a backward pass, such as in a hook of a gradient."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """Tensors anywhere in lists, tuples, dicts and dataclasses: what DDP finds in a model's output."""
     return list(_find_tensors(value))  # type: ignore[no-untyped-call]

@@ -48,6 +48,10 @@ class Wrapper(Protocol):
 
     def scheduler_step(self, schedule: Any, original: Any, *args: Any, **kwargs: Any) -> Any: ...
 
+    def gradients_cleared(self) -> None:
+        """Take note that the script clears gradients."""
+        ...
+
     def adopt_scaler(self, scaler: Any) -> None:
         """Adopt a gradient scaler that was not given and has begun to work for one of the optimizers."""
         ...
@@ -100,6 +104,14 @@ def intercept_optimizer(optimizer: torch.optim.Optimizer, model: Wrapper) -> Non
         # A learning rate scheduler looks for its mark on the optimizer's step, and warns when it is missing.
         adaptive_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # torch's own mark
     optimizer.step = types.MethodType(adaptive_step, optimizer)  # type: ignore[method-assign]  # this instance only
+    zero_grad = optimizer.zero_grad
+
+    def noticed_zero_grad(_: Any, *args: Any, **kwargs: Any) -> None:
+        for each in models:
+            each.gradients_cleared()
+        zero_grad(*args, **kwargs)
+
+    optimizer.zero_grad = types.MethodType(noticed_zero_grad, optimizer)  # type: ignore[method-assign]
 
 
 def intercept_scheduler(scheduler: Any, model: Wrapper) -> None:

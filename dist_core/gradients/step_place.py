@@ -22,6 +22,8 @@ class StepPlace:
         """An evaluation loop runs with gradients on; nothing lasts if it turns out to train."""
         self.computed = False
         """True once the model has computed something in the present microbatch."""
+        self.has_gradients = False
+        """True once a backward pass has reached the model in the present microbatch."""
         self.stepped = False
         """True once the optimizer has stepped since the present batch was handed out."""
         self.is_asked_for = False
@@ -60,7 +62,7 @@ class StepPlace:
         return len(self.step.micro_batches[self.index]) / len(self.step.micro_batches[-1])
 
     def begin_micro_batch(self, step: StepPlan, index: int, *, measures: bool) -> None:
-        self.is_dry = self.stepped = self.passed_step = self.computed = False
+        self.is_dry = self.stepped = self.passed_step = self.computed = self.has_gradients = False
         self.step, self.index, self.measures = step, index, measures
         if index == 0:
             self.amounts = []

@@ -163,6 +163,10 @@ class AdaptiveDataParallel(MeasuredModel, DistributedDataParallel):
             self._gradient_reduction.read_layouts_if_needed(are_rebuilt=self._has_rebuilt_buckets)
         return output
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.part.gradients_cleared()
+        super().zero_grad(set_to_none)
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Sum gradients of passes within only locally, to be reduced with the next pass outside."""

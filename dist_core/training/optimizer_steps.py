@@ -13,6 +13,7 @@ from dist_core.generations.fuse import CONNECTIONS_ABORTED
 from dist_core.gradients.checks import refuse_unreduced, refuse_what_is_missing
 from dist_core.gradients.optimizers import keeps_its_closure
 from dist_core.gradients.patched_calls import updating
+from dist_core.torch_private import is_in_backward
 from dist_core.training.batch_scale import BatchScale
 from dist_core.training.passes_of_steps import PassesOfSteps
 from dist_core.trial.replica import Replica
@@ -64,6 +65,13 @@ class OptimizerSteps:
                 )
             with torch.enable_grad():
                 result = closure()
+        if self._place.has_several_passes and is_in_backward():
+            raise InvalidTraining(
+                f"{type(optimizer).__name__}.step() runs within backward(), in a hook of a gradient, but this step "
+                "takes several passes, and only the last one applies updates: it would have that pass's gradient "
+                "alone. Train each batch in one pass: leave out gradient_accumulation, and raise the upper bound of "
+                "local_bsz_bounds to batch_size"
+            )
         for each in sharing:
             each._check_once()
             each._place.passed_step = True

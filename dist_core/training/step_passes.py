@@ -178,7 +178,7 @@ class StepPasses(PassesOfSteps):
             )
 
     def _note_backward(self) -> None:
-        self._has_come = True
+        self._has_come = self.place.has_gradients = True
 
     def note_loss_scale(self) -> None:
         """Note the loss scale during backward: the scaler changes it before the step is over."""
@@ -194,10 +194,10 @@ class StepPasses(PassesOfSteps):
         self._measure_part()
         self._earlier_gradients.take(self.place.weight_of_earlier)
         self._hidden_passes.add(self.place.index)
-        self._has_come = True
+        self._has_come = self.place.has_gradients = True
 
     def _give_back_gradients(self) -> None:
-        self._has_come = True
+        self._has_come = self.place.has_gradients = True
         self._refuse_some_weighed()
         several = self._earlier_gradients.set_aside(keep_views=not self.over.is_alone)
         if self.over.is_alone:

@@ -27,6 +27,10 @@ _LEFT_BY_COUNT = (
 )
 
 
+def _is_trained(core: Replica) -> bool:
+    return any(model.step_place.computed or model.step_place.passed_step for model in core.models)
+
+
 class LoopMarks:
     """Marks of where a loader's loops stand, from one to the next."""
 
@@ -108,6 +112,7 @@ class TrainingLoop:
             self._marks.loaded = None
             self._loader.source.end_loop()
         if ran_out:
+            core.habits.loop_ran_out()
             core.loops.end()
 
     def _leave_out_first(self, core: Replica) -> None:
@@ -138,6 +143,7 @@ class TrainingLoop:
                     for model in core.models:
                         model.passes.begin(step.plan, index, measures=step.measures)
                     self._marks.handed_out += 1
+                    core.habits.note_pass(len(step.plan.micro_batches[index]), passes=len(step.batches))
                     self._marks.open = step.plan if index == len(step.batches) - 1 else None
                     try:
                         yield batch
@@ -146,6 +152,10 @@ class TrainingLoop:
                         if core.position.runs == run:
                             self._leave_early(core, step.plan, core.position.steps > steps_before)
                         raise
+                    is_first = core.position.steps == steps_before and index == 0
+                    # Those of a step of several passes are held here until it is over.
+                    watched = batch if len(step.batches) == 1 else None
+                    core.habits.note_batch(watched, is_first=is_first, is_trained=_is_trained(core))
                     times.end_pass(step.plan, index)
                 if self._marks.open is None:
                     # It has counted the step.
@@ -295,6 +305,7 @@ class TrainingLoop:
             if not core.generation.dry_steps_left:
                 break
             core.generation.begin_dry_pass()
+            core.habits.note_pass(number, passes=1)
             for model in core.models:
                 model.passes.begin_dry()
             try:

@@ -210,6 +210,7 @@ class OutsideOfLoops:
 
         What they draw for themselves, they go on to draw; ``buffers`` become those of rank 0.
         """
+        self._pacing.refuse_batch_fetched_ahead(behind_loop=True)
         if self._is_elastic or self._replicas == 1:
             return
         self.meet()

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
+import torch
+
 from dist_core.data.batch_size import Adaptation
+from dist_core.errors import InvalidTraining
 from dist_core.generations.generation import Generation
 from dist_core.goodput import Hints
 from dist_core.life import Listener
 from dist_core.link.news import News
 from dist_core.state.position import Position
+from dist_core.torch_private import tensors_in
 from dist_core.trial.batch_agreement import BatchAgreement
 from dist_core.trial.chosen_layout import ChosenLayout
 from dist_core.trial.models import Models
 from dist_core.trial.participants import PacingLoader
+
+_FETCHED_AHEAD = (
+    "the training loop trains on a batch after it has fetched the next one, as prefetchers do and loops that count the "
+    "tokens of several batches first. A batch counts as trained when the next one is asked for, so gradients would be "
+    "weighed as those of another batch, and lost where the trial is rescaled. Train on each batch before you fetch the "
+    "next: AdaptiveDataLoader itself loads ahead (num_workers=2, pin_memory=True), and loader.weigh() takes the number "
+    "of a batch's tokens"
+)
 
 
 class Pacing(Listener):
@@ -81,6 +94,9 @@ class Pacing(Listener):
     def trains_in_turns(self) -> bool:
         return self._habits.trains_in_turns
 
+    def refuse_batch_fetched_ahead(self, *, behind_loop: bool) -> None:
+        self._habits.refuse_batch_fetched_ahead(behind_loop=behind_loop)
+
     def train_in_turns(self) -> None:
         """Make steps of one pass: the loop's body computes further gradients after an optimizer has stepped."""
         self._habits.trains_in_turns = True
@@ -89,10 +105,57 @@ class Pacing(Listener):
 
 class LoopHabits:
     def __init__(self) -> None:
+        self._untrained: list[weakref.ref[torch.Tensor]] = []
+        """Tensors of the latest batch, if no model has computed gradients of it before the next one was asked for."""
+        self._skipped_first = False
+        """True if the present loop's first batch was one of these."""
+        self._rows: tuple[int, int] | None = None
+        """Samples of the batch before and of the present one, on this replica."""
+        self._passes = 0
+        """Passes of the present step; 0 behind a loop."""
         self.trains_in_turns = False
         """True if the loop's body computes further gradients after an optimizer has stepped, as for a GAN."""
         self.stream_workers: int | None = None
         """Workers of the first loader that divides its stream, on the replica that was rank 0 then."""
+
+    def note_pass(self, rows: int, *, passes: int) -> None:
+        """Note the samples of the batch that the loop's body is given, one of so many passes of its step."""
+        self._rows, self._passes = (rows if self._rows is None else self._rows[1], rows), passes
+
+    def loop_ran_out(self) -> None:
+        self._passes = 0
+
+    def notes(self) -> list[str]:
+        """Return what a loop's body that raised an error may have stumbled over."""
+        notes = []
+        if self._passes > 1:
+            notes.append(
+                "elastune: this step takes several passes, each a part of the batch. Gradients are None until the last "
+                "pass, in which they are the whole batch's. Code that needs them in each pass has to train each batch "
+                "in one: leave out gradient_accumulation, and raise the upper bound of local_bsz_bounds to batch_size"
+            )
+        if self._passes and self._rows is not None and self._rows[0] != self._rows[1]:
+            notes.append(
+                f"elastune: this replica's part of the batch has {self._rows[1]} samples, and that of the batch before "
+                f"had {self._rows[0]}: it changes with the number of replicas and with the batch size. Code that "
+                "carries tensors of a batch's size from one batch to the next has to stay at one size: give the trial "
+                "min_replicas=max_replicas, and drop_last=True"
+            )
+        return notes
+
+    def note_batch(self, batch: Any, *, is_first: bool, is_trained: bool) -> None:
+        """Note what the loop's body has done with a batch, now that it asks for the next one."""
+        self._untrained = [] if is_trained else [weakref.ref(each) for each in tensors_in(batch)]
+        if is_first:
+            self._skipped_first = not is_trained
+
+    def refuse_batch_fetched_ahead(self, *, behind_loop: bool) -> None:
+        """Raise InvalidTraining if the forward pass that begins is of a batch before the one handed out last.
+
+        One that the script leaves out is gone by then; and no gradients come behind a loop that trains its batches.
+        """
+        if self._skipped_first if behind_loop else any(each() is not None for each in self._untrained):
+            raise InvalidTraining(_FETCHED_AHEAD)
 
     def note_stream_workers(self, number: int) -> None:
         """Note a stream's workers, by which it is divided; one machine may have more than another."""

@@ -62,6 +62,9 @@ class PlainReplica:
     def together(self, action: Callable[[Any], Any], *, otherwise: Callable[[], Any] | None = None) -> NoReturn:
         raise AssertionError("a replica that stands alone does nothing together with others")
 
+    def explain(self, error: BaseException) -> None:
+        """Add nothing: what the code computes does not depend on the trial's replicas."""
+
     def raise_postponed(self) -> None:
         """Do nothing: errors are postponed in training only."""
 
@@ -143,7 +146,11 @@ def run_training(replica: Participant, code: Callable[[], T]) -> T:
         except (Unwinding, RuntimeError, MemoryError) as error:
             # RuntimeError is the base of torch's out-of-memory errors.
             if not replica.present.can_run_again(error):
+                replica.present.explain(error)
                 raise
+        except Exception as error:
+            replica.present.explain(error)
+            raise
         # The failed run's tensors go before the next one allocates its own.
         gc.collect()
         os.environ.update({name: value for name, value in environ.items() if name not in os.environ})

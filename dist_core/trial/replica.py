@@ -17,6 +17,7 @@ import torch
 
 from dist_core.data.batch_size import Adaptation
 from dist_core.device import release_cached_memory
+from dist_core.errors import DistCoreError
 from dist_core.generations.generation import DRY_STEPS, Generation
 from dist_core.generations.heal import Heal
 from dist_core.generations.join import Join
@@ -284,6 +285,12 @@ class Replica:
         if ready and self.environment is not None:
             seed_all(trial_seed(self.environment.trial_id))
         return ready
+
+    def explain(self, error: BaseException) -> None:
+        """Add to an error of the training loop what of its batch, or of the gradients that it sees, is the trial's."""
+        if isinstance(error, Exception) and not isinstance(error, DistCoreError):
+            for note in self.habits.notes():
+                error.add_note(note)
 
     def free_device_memory(self) -> None:
         release_cached_memory()

@@ -149,6 +149,7 @@ class Steps:
 
     def note_forward(self) -> None:
         """Note that a model computes within a step; raise InvalidTraining if that step cannot be what it should be."""
+        self._pacing.refuse_batch_fetched_ahead(behind_loop=False)
         if self._pacing.trains_in_turns or not self._models.compute_after_an_update:
             return
         if self._models.are_in_a_part:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -16,11 +17,13 @@ import dist_core
 import dist_core.generations.membership
 import dist_core.trial.current
 from tests.support.habits import (
+    GROWN,
     PAIR,
     Habit,
     Kit,
     as_trial,
     examples,
+    in_plain_pytorch,
     network,
     told_by_one_replica,
     weights_of,
@@ -250,6 +253,96 @@ def with_a_closure_that_the_optimizer_keeps(kit: Kit) -> None:
     one_step(kit, step, optimizer=Climbing)
 
 
+def with_a_prefetcher(kit: Kit, moved: Callable[[Any], Any] = lambda batch: batch) -> list[float]:
+    """Each batch is trained when the next one has been fetched, and perhaps moved to another device."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
+
+    def train(batch: Any) -> None:
+        optimizer.zero_grad()
+        mse(wrapped(batch[0]), batch[1]).backward()
+        optimizer.step()
+
+    for _ in kit.epochs(2):
+        batches = iter(loader)
+        following = moved(next(batches))
+        for batch in batches:
+            present, following = following, moved(batch)
+            train(present)
+        train(following)
+    return weights_of(model)
+
+
+def with_a_prefetcher_to_a_device(kit: Kit) -> list[float]:
+    return with_a_prefetcher(kit, lambda batch: tuple(each.clone() for each in batch))
+
+
+def with_batches_counted_first(kit: Kit) -> None:
+    """The batches of a window are fetched, and their tokens counted, before the first of them is trained."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
+    for _ in kit.epochs(1):
+        batches = iter(loader)
+        while window := list(islice(batches, 2)):
+            tokens = sum(len(y) for _, y in window)
+            for x, y in window:
+                (mse(wrapped(x), y, reduction="sum") / tokens).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def with_an_attack(kit: Kit) -> list[float]:
+    """Adversarial examples of the model as it trains: a backward pass whose gradients are thrown away."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
+    for _ in kit.epochs(2):
+        for x, y in loader:
+            change = torch.zeros_like(x, requires_grad=True)
+            mse(wrapped(x + change), y).backward()
+            assert change.grad is not None
+            optimizer.zero_grad()
+            mse(wrapped((x + 0.1 * change.grad.sign()).detach()), y).backward()
+            optimizer.step()
+    return weights_of(model)
+
+
+def with_updates_in_the_backward_pass(kit: Kit) -> None:
+    model = network()
+    optimizers = {each: torch.optim.SGD([each], lr=0.1) for each in model.parameters()}
+    for each, optimizer in optimizers.items():
+        each.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
+    loader, wrapped = kit.loader(examples()), kit.wrap(model, list(optimizers.values()))
+    for _ in kit.epochs(1):
+        for x, y in loader:
+            mse(wrapped(x), y).backward()
+
+
+def with_norms_of_gradients(kit: Kit) -> None:
+    def step(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        mse(model(x), y).backward()
+        torch.stack([each.grad.norm() for each in model.parameters()])
+        optimizer.step()
+
+    one_step(kit, step)
+
+
+def with_rows_carried_on(kit: Kit) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader, wrapped, before = kit.loader(examples()), kit.wrap(model, optimizer), torch.zeros(1, 1)
+    for _ in kit.epochs(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            outputs = wrapped(x)
+            mse(outputs + 0.0 * before, y).backward()
+            optimizer.step()
+            before = outputs.detach()
+
+
 REFUSALS: list[tuple[Habit, str, int]] = [
     (with_torchs_own_wrapper, "DistributedDataParallel calls collectives when it is created", PAIR),
     (with_schedules_that_nobody_gave, "sets the learning rate of SGD but was not given", 1),
@@ -275,6 +368,10 @@ REFUSALS: list[tuple[Habit, str, int]] = [
     (with_a_sampler_of_its_own_mind, "the sampler draws a different order on each", 2),
     (with_rates_of_its_own, "the learning rates differ between the replicas", 2),
     (with_an_update_that_one_replica_skips, r"skips optimizer.step\(\) after backward\(\)", 2),
+    (with_a_prefetcher, "trains on a batch after it has fetched the next one", 1),
+    (with_a_prefetcher, "trains on a batch after it has fetched the next one", 2),
+    (with_a_prefetcher_to_a_device, "trains on a batch after it has fetched the next one", 1),
+    (with_batches_counted_first, "trains on a batch after it has fetched the next one", 2),
     (with_a_state_that_cannot_come_back, r"user-mine\['recent'\]\[1\] holds a collections.deque", 2),
 ]
 
@@ -283,6 +380,60 @@ REFUSALS: list[tuple[Habit, str, int]] = [
 def test_a_habit_that_cannot_work_is_refused_by_name(breaks: Habit, match: str, replicas: int) -> None:
     with pytest.raises(AssertionError, match=match):
         as_trial(breaks, replicas)
+
+
+@pytest.mark.parametrize(
+    ("breaks", "match"),
+    [
+        (with_an_attack, "clears gradients between a backward pass and the optimizer's step"),
+        (with_updates_in_the_backward_pass, r"SGD.step\(\) runs within backward\(\), in a hook of a gradient"),
+    ],
+)
+def test_a_habit_that_cannot_be_divided_is_refused_by_name(breaks: Habit, match: str) -> None:
+    with pytest.raises(AssertionError, match=match):
+        as_trial(breaks, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("fails", "passes", "match"),
+    [
+        (with_norms_of_gradients, 2, "this step takes several passes.*Gradients are None until the last pass"),
+        (with_rows_carried_on, 1, "this replica's part of the batch has [0-9]+ samples, and that .* before had"),
+    ],
+)
+def test_an_error_of_the_loop_tells_what_of_its_batch_is_the_trials(fails: Habit, passes: int, match: str) -> None:
+    with pytest.raises(AssertionError, match=match):
+        as_trial(fails, GROWN, passes)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_adversarial_examples_train_as_in_plain_pytorch(replicas: int) -> None:
+    expected = in_plain_pytorch(with_an_attack)
+    for weights in as_trial(with_an_attack, replicas):
+        assert weights == pytest.approx(expected, abs=1e-5)
+
+
+def test_steps_are_not_divided_to_measure_the_noise_where_gradients_are_cleared() -> None:
+    assert as_trial(passes_of_steps_with_an_attack, 1) == [{1}]
+
+
+def passes_of_steps_with_an_attack(kit: Kit) -> set[int]:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader, wrapped = kit.loader(examples(480)), kit.wrap(model, optimizer)
+    loader.autoscale_batch_size(240, local_bsz_bounds=(8, 120))
+    passes, of_step = set(), 0
+    for _ in kit.epochs(3):
+        for x, y in loader:
+            mse(wrapped(x), y).backward()
+            optimizer.zero_grad()
+            mse(wrapped(2.0 * x), y).backward()
+            optimizer.step()
+            of_step += 1
+            if dist_core.trial.current.get_core().models[0].step_place.is_last_micro_batch:
+                passes.add(of_step)
+                of_step = 0
+    return passes
 
 
 def a_step_longer_than_the_grace(kit: Kit) -> None:
