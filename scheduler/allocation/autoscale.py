@@ -41,17 +41,18 @@ class NodeOffer:
     """Times an hour that a node is taken away; 0 for one that is ours until given back."""
 
 
+LEAST_SAVING = 0.02
+"""Part of the cost of work that a change of the number of nodes has to save."""
+EXPLORATION = 2.0
+"""A trial counts for so many times the replicas that anything was measured with."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoscaleSettings:
     offers: tuple[NodeOffer, ...]
     worth_of_an_hour: float = 10.0
     """Worth of an hour sooner for each trial, in the currency of the offers."""
-    least_saving: float = 0.02
-    """Part of the cost of work that a change of the number of nodes has to save."""
-    grow_after_seconds: float = 0.0
     shrink_after_seconds: float = 300.0
-    exploration: float = 2.0
-    """A trial counts for so many times the replicas that anything was measured with."""
 
 
 def desired_nodes(
@@ -80,7 +81,7 @@ def desired_nodes(
             if cost < cheapest:
                 best, cheapest = dict(nodes), cost
         nodes = dict(best)
-    if present is not None and cheapest > (1.0 - settings.least_saving) * cost_of_work(present):
+    if present is not None and cheapest > (1.0 - LEAST_SAVING) * cost_of_work(present):
         within = all(offer.least_nodes <= present.get(offer.kind, 0) <= offer.most_nodes for offer in offers)
         if within:
             return {offer.kind: present.get(offer.kind, 0) for offer in offers}
@@ -109,7 +110,7 @@ def _marginal_speeds(views: list[TrialView], settings: AutoscaleSettings) -> Flo
         slopes += [1.0] * least
         if view.model is None:
             continue
-        reach = min(view.max_slots, int(settings.exploration * max(1, view.model.most_profiled)), total)
+        reach = min(view.max_slots, int(EXPLORATION * max(1, view.model.most_profiled)), total)
         counts = np.arange(least, max(reach, least) + 1)
         if len(counts) < 2:
             continue
@@ -120,11 +121,10 @@ def _marginal_speeds(views: list[TrialView], settings: AutoscaleSettings) -> Flo
 
 
 class Autoscaler:
-    """Follows ``desired_nodes`` with patience: remembers since when more, or fewer, nodes were wanted."""
+    """Follows ``desired_nodes``, with patience where fewer nodes are wanted: remembers since when."""
 
     def __init__(self, settings: AutoscaleSettings) -> None:
         self.settings = settings
-        self._more_since: dict[str, float] = {}
         self._fewer_since: dict[str, float] = {}
 
     def cost_per_hour(self, nodes: Mapping[str, int]) -> float:
@@ -136,16 +136,10 @@ class Autoscaler:
         wanted: dict[str, int] = {}
         for kind, count in desired.items():
             has = present.get(kind, 0)
-            more = _since(self._more_since, kind, now, wanted=count > has)
-            fewer = _since(self._fewer_since, kind, now, wanted=count < has)
-            grows = more is not None and now - more >= self.settings.grow_after_seconds
-            shrinks = fewer is not None and now - fewer >= self.settings.shrink_after_seconds
-            wanted[kind] = count if grows or shrinks else has
+            if count >= has:
+                self._fewer_since.pop(kind, None)
+                wanted[kind] = count
+                continue
+            since = self._fewer_since.setdefault(kind, now)
+            wanted[kind] = count if now - since >= self.settings.shrink_after_seconds else has
         return wanted
-
-
-def _since(times: dict[str, float], kind: str, now: float, *, wanted: bool) -> float | None:
-    if not wanted:
-        times.pop(kind, None)
-        return None
-    return times.setdefault(kind, now)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 
 from scheduler.allocation.whole_replicas import packed_whole
@@ -17,6 +17,23 @@ def free_slots(nodes: Iterable[NodeView], placements: Iterable[Placement]) -> di
             if node in free:
                 free[node] -= count
     return free
+
+
+def stay_or_go(
+    views: Iterable[TrialView], counts: Mapping[str, int], nodes: Sequence[NodeView]
+) -> dict[str, Placement]:
+    """Place trials whose count is what they hold where they are, the others, in this order, emptiest nodes first."""
+    views = list(views)
+    placements = {
+        view.trial_id: view.placement
+        for view in views
+        if view.held_slots and view.held_slots == counts.get(view.trial_id)
+    }
+    free = free_slots(nodes, placements.values())
+    for view in views:
+        if counts.get(view.trial_id) and view.trial_id not in placements:
+            placements[view.trial_id] = emptiest_first(free, counts[view.trial_id])
+    return placements
 
 
 def emptiest_first(free: dict[str, int], wanted: int) -> dict[str, int]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 from fastapi import HTTPException, Request
 from fastapi.responses import FileResponse
@@ -23,6 +24,8 @@ from scheduler.knowledge.measured import measurement
 from trials.plan import replica_number
 from trials.record import Measurement, Outcome, Reason, ReplicaRecord, ReplicaState, Report, TrialRecord
 from trials.store.base import HistoryEntry
+
+T = TypeVar("T")
 
 LONGEST_WAIT_SECONDS = 30.0
 ANSWER_SECONDS = 2.0
@@ -159,25 +162,29 @@ def replica_routes(service: Service) -> list[HotRoute]:
             return {"generation": {**_generation(trial, replicas), "member": member}, "lost": lost}
         return None if ",".join(lost) == query.known_lost else {"generation": None, "lost": lost}
 
+    async def until(trial_id: str, seconds: float, look: Callable[[], Awaitable[T | None]]) -> T | None:
+        """Return what ``look`` finds, which is asked again whenever there is news of the trial; None if too late."""
+        deadline = service.clock() + min(seconds, LONGEST_WAIT_SECONDS)
+        while True:
+            changed = service.news.of(trial_id)
+            news = await look()
+            left = deadline - service.clock()
+            if news is not None or left <= 0:
+                return news
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), left)
+
     @hot.get("/watch", Watch)
     async def watch(caller: ReplicaRecord, query: Watch) -> dict[str, Any]:
         """Long poll for the next generation, and for losses in this one and the next; it renews the replica's lease."""
         if caller.contact_at is None:
             await asyncio.to_thread(store.update_replica, caller.replica_id, contact_at=service.clock())
-        deadline = service.clock() + min(query.wait, LONGEST_WAIT_SECONDS)
-        while True:
-            changed = service.news.of(caller.trial_id)
+
+        async def look() -> dict[str, Any] | None:
             service.loop.note_contact(caller.replica_id)
-            news = await asyncio.to_thread(news_for, caller.replica_id, caller.trial_id, query)
-            if news is not None:
-                return news
-            left = deadline - service.clock()
-            if left <= 0:
-                return {"generation": None}
-            try:
-                await asyncio.wait_for(changed.wait(), left)
-            except TimeoutError:
-                return {"generation": None}
+            return await asyncio.to_thread(news_for, caller.replica_id, caller.trial_id, query)
+
+        return await until(caller.trial_id, query.wait, look) or {"generation": None}
 
     @hot.get("/trial")
     def own_trial(caller: ReplicaRecord) -> dict[str, Any]:
@@ -395,17 +402,10 @@ def replica_routes(service: Service) -> list[HotRoute]:
 
     @hot.get("/rendezvous", Meeting)
     async def rendezvous_get(caller: ReplicaRecord, query: Meeting) -> dict[str, Any]:
-        deadline = service.clock() + min(query.wait, LONGEST_WAIT_SECONDS)
-        while True:
-            changed = service.news.of(caller.trial_id)
-            value = service.rendezvous.get((caller.trial_id, query.whole or query.generation), {}).get(query.key)
-            left = deadline - service.clock()
-            if value is not None or left <= 0:
-                return {"value": value}
-            try:
-                await asyncio.wait_for(changed.wait(), left)
-            except TimeoutError:
-                continue
+        async def look() -> str | None:
+            return service.rendezvous.get((caller.trial_id, query.whole or query.generation), {}).get(query.key)
+
+        return {"value": await until(caller.trial_id, query.wait, look)}
 
     @hot.post("/call", Question)
     async def call(caller: ReplicaRecord, body: Question) -> dict[str, Any]:

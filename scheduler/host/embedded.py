@@ -29,32 +29,22 @@ class EmbeddedScheduler:
         self,
         state_dir: Path,
         *,
-        slots: int | None = None,
-        slots_per_gpu: int | None = None,
-        gpus_per_slot: int | None = None,
-        memory_per_slot: float | None = None,
-        policy: str = "goodput",
         fork_server: bool = True,
-        emulate: str | None = None,
         preload: Sequence[str] = ("torch",),
         environ: Mapping[str, str] = MappingProxyType({}),
+        **slots: float | str | None,
     ) -> None:
         """``preload``: modules that replicas import; it has them in memory when the first one starts.
 
-        ``environ``: variables beside those of this process, which such modules go by.
+        ``environ``: variables beside those of this process, which such modules go by. ``slots``: options of
+        `elastune up` that say what slots it has, such as ``gpus_per_slot``.
         """
         self.state_dir = state_dir
         self._environ = dict(environ)
-        self._arguments = ["--state-dir", str(state_dir), "--policy", policy]
-        for option, value in (
-            ("--slots", slots),
-            ("--slots-per-gpu", slots_per_gpu),
-            ("--gpus-per-slot", gpus_per_slot),
-            ("--memory-per-slot", memory_per_slot),
-            ("--emulate", emulate),
-        ):
+        self._arguments = ["--state-dir", str(state_dir)]
+        for name, value in slots.items():
             if value is not None:
-                self._arguments += [option, str(value)]
+                self._arguments += [f"--{name.replace('_', '-')}", str(value)]
         self._arguments += ["--preload", ",".join(preload)]
         if not fork_server:
             self._arguments += ["--no-fork-server"]

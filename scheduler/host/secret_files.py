@@ -43,26 +43,25 @@ def keep_private(path: Path) -> None:
     )
 
 
-def secrets_in_folder(folder: Path, owner: str | None = None) -> Secrets:
-    """Return the folder's secrets, made at first use. ``owner``: the owner's token, where it was given from outside."""
+def secrets_in_folder(folder: Path) -> Secrets:
+    """Return the folder's secrets, made at first use."""
     for name in ("token", "tokens.json"):
         keep_private(folder / name)
-    token = owner or _read(folder / "token")
+    token = _read(folder / "token")
     kept = _read(folder / "tokens.json")
     if token and kept:
         document = json.loads(kept)
         return Secrets(owner=token, key=document["key"], versions=document["versions"])
     made = Secrets(owner=token or secrets.token_hex(24), key=secrets.token_hex(32))
-    save_in_folder(folder, made, with_owner=owner is None)
+    save_in_folder(folder, made)
     return made
 
 
-def save_in_folder(folder: Path, kept: Secrets, *, with_owner: bool = True) -> None:
+def save_in_folder(folder: Path, kept: Secrets) -> None:
     """Save the secrets in the folder, durably."""
     document = {"key": kept.key, "versions": dict(kept.versions)}
     write_durably(folder / "tokens.json", json.dumps(document))
-    if with_owner:
-        write_durably(folder / "token", kept.owner)
+    write_durably(folder / "token", kept.owner)
 
 
 def _read(path: Path) -> str:

@@ -7,6 +7,7 @@ the other end of its standard input.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -56,7 +57,6 @@ class ServerSettings:
     policy: str = "goodput"
     stop_with_stdin: bool = False
     """End when standard input closes: the owner is gone."""
-    token: str | None = None
     keep_seconds: float
     """Seconds that finished trials are kept; 0: for ever."""
     webhook: str | None = None
@@ -102,12 +102,7 @@ def serve(
     keep_private(folder.path)
     listener = _bind(settings)
     url = f"http://{in_url(settings.reached_at or reachable(settings.host))}:{listener.getsockname()[1]}"
-    is_given = settings.token is not None
-    tokens = Tokens(
-        secrets_in_folder(folder.path, settings.token),
-        save=lambda kept: save_in_folder(folder.path, kept, with_owner=not is_given),
-        fixed=is_given,
-    )
+    tokens = Tokens(secrets_in_folder(folder.path), save=functools.partial(save_in_folder, folder.path))
     store = sql_store(settings.database or folder.database_url, exclusive=True)
     site = make_site()
     service = assemble(

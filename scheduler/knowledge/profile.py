@@ -227,14 +227,14 @@ def _fit(pooled: _Pooled) -> ThroughputParams:
     for key in sorted(pooled):
         by_allocation.setdefault((key.num_nodes, key.num_replicas), []).append(key)
     chosen: list[Configuration] = []
-    for keys in _spread(list(by_allocation.values()), MOST_ALLOCATIONS):
-        chosen += _spread(keys, ROWS_PER_ALLOCATION)
+    for keys in evenly_spread(list(by_allocation.values()), MOST_ALLOCATIONS):
+        chosen += evenly_spread(keys, ROWS_PER_ALLOCATION)
     params = fit_throughput([_median(key, pooled[key]) for key in chosen])
     assert params is not None
     return params
 
 
-def _spread(items: Sequence[T], most: int) -> list[T]:
+def evenly_spread(items: Sequence[T], most: int) -> list[T]:
     """Return at most ``most`` items, evenly spread, with the first and the last."""
     if len(items) <= most:
         return list(items)

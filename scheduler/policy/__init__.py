@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from scheduler.allocation.groups import assign_by_room
 from scheduler.policy.constrained import ConstrainedPolicy
 from scheduler.policy.goodput import GoodputPolicy, assign_by_goodput
-from scheduler.policy.goodput_table import GoodputSettings
 from scheduler.policy.simple import FifoPolicy, fair_share, top_job
 from scheduler.snapshot import Policy
 
@@ -28,4 +27,4 @@ def policy_by_name(name: str) -> Policy:
     return ConstrainedPolicy(POLICIES[name](), assign=assign, by_share=ours, chooses_layouts=ours)
 
 
-__all__ = ["POLICIES", "GoodputPolicy", "GoodputSettings", "policy_by_name"]
+__all__ = ["POLICIES", "GoodputPolicy", "policy_by_name"]

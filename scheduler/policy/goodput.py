@@ -27,7 +27,7 @@ from scheduler.allocation.grants import slots, waits
 from scheduler.allocation.groups import NodeGroup, assign_by_room, may_use
 from scheduler.allocation.options import choose_options
 from scheduler.allocation.placement import free_slots, held_by, packed
-from scheduler.policy.goodput_table import ONE, GoodputSettings, GoodputTable, is_rooted, is_usable
+from scheduler.policy.goodput_table import ONE, GoodputTable, is_rooted, is_usable
 from scheduler.snapshot import Grant, LayoutOption, Placement, Snapshot, TrialView
 from trials.record import Reason
 
@@ -43,7 +43,7 @@ class GoodputPolicy:
     def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
         node_slots = snapshot.largest_node
         eligible = [_usable(view, node_slots) for view in [*snapshot.eligible, *snapshot.coming]]
-        table = GoodputTable(eligible, snapshot, GoodputSettings())
+        table = GoodputTable(eligible, snapshot)
         placed = self._placed(table, eligible, snapshot)
         for _ in range(MOST_PLACED):
             # Slots there are, and no node with as many: another layout may do with what is free.
@@ -154,7 +154,7 @@ def assign_by_goodput(snapshot: Snapshot, views: Sequence[TrialView], groups: Se
     alone = np.ones((len(views), len(groups)))
     for index, group in enumerate(groups):
         mine = [_on_group(view, group) for view in views]
-        tables.append(GoodputTable(mine, replace(snapshot, nodes=group.nodes, trials=tuple(mine)), GoodputSettings()))
+        tables.append(GoodputTable(mine, replace(snapshot, nodes=group.nodes, trials=tuple(mine))))
         alone[:, index] = [1.0 if v.model is None else float(v.model.curve(group.node_slots, ONE)[0]) for v in mine]
     alone /= alone.max(axis=1, keepdims=True)
     allowed = np.array([[may_use(view, group) for group in groups] for view in views])

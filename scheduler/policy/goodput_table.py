@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,30 +26,27 @@ LEAST_GROWTH = 0.005
 ONE = np.array([1], dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GoodputSettings:
-    horizon_seconds: float = 200.0
-    """Over how long a change is believed to last; less for a trial that ends before."""
-    exploration: float = 4.0
-    """A trial may have so many times the replicas that its study was measured with (2 in Pollux, section 4.1)."""
-    smallest_gain: float = 0.02
-    """Speed, in slots, that a further slot must add: models are not believed to less, and slots have other uses."""
-    promise_power: float = 2.0
-    """Sharpens promise: a slot should not leave the best trial for the worst one's steeper speed-up."""
-    settled_steps: int = 8
-    """A trial is left alone after a rescale until it has timed so many steps at its new size, and has trained for as
-    long as the rescale took."""
-    most_settle_seconds: float = 30.0
-    """But not longer: its steps may be long."""
-    unknown_seconds: float = 60.0
-    """Remaining work, in seconds, assumed for a trial that has declared no length and not run yet."""
+HORIZON_SECONDS = 200.0
+"""Over how long a change is believed to last; less for a trial that ends before."""
+EXPLORATION = 4.0
+"""A trial may have so many times the replicas that its study was measured with (2 in Pollux, section 4.1)."""
+SMALLEST_GAIN = 0.02
+"""Speed, in slots, that a further slot must add: models are not believed to less, and slots have other uses."""
+PROMISE_POWER = 2.0
+"""Sharpens promise: a slot should not leave the best trial for the worst one's steeper speed-up."""
+SETTLED_STEPS = 8
+"""A trial is left alone after a rescale until it has timed so many steps at its new size, and has trained for as
+long as the rescale took."""
+MOST_SETTLE_SECONDS = 30.0
+"""But not longer: its steps may be long."""
+UNKNOWN_SECONDS = 60.0
+"""Remaining work, in seconds, assumed for a trial that has declared no length and not run yet."""
 
 
 class GoodputTable:
     """The value of each count (columns) for each trial (rows), and what it is made of."""
 
-    def __init__(self, views: Sequence[TrialView], snapshot: Snapshot, settings: GoodputSettings) -> None:
-        self._settings = settings
+    def __init__(self, views: Sequence[TrialView], snapshot: Snapshot) -> None:
         self._views = views
         self._total = snapshot.total_slots
         self._node_slots = snapshot.largest_node
@@ -78,7 +74,7 @@ class GoodputTable:
         self.price = prices(self.work, lambda: self._segments(views), float(self._total))
         promise = np.array([view.promise for view in views])
         weight = np.array([view.study_weight for view in views])
-        self.weights = self.price * (2.0 * promise) ** settings.promise_power * weight
+        self.weights = self.price * (2.0 * promise) ** PROMISE_POWER * weight
         self.held = np.array([view.held_slots for view in views], dtype=np.int64)
         self.hurried = np.array([self._hurries(row, view) for row, view in enumerate(views)], dtype=bool)
         """Trials of studies that do not wait for all of theirs to start before the best may grow."""
@@ -87,11 +83,10 @@ class GoodputTable:
         self.values = self._values(views)
 
     def _measure(self, views: Sequence[TrialView]) -> None:
-        settings = self._settings
         for row, view in enumerate(views):
             if view.model is None:
                 self.speeds[row] = self.counts / max(1, view.min_slots)
-                self.work[row] = settings.unknown_seconds
+                self.work[row] = UNKNOWN_SECONDS
                 continue
             positive = self.counts[1:]
             curves = np.array(
@@ -105,7 +100,7 @@ class GoodputTable:
             left = view.remaining_progress
             if left is None:
                 # Nothing declared: as much again as it has had (Lindy).
-                left = max(view.progress, settings.unknown_seconds * alone)
+                left = max(view.progress, UNKNOWN_SECONDS * alone)
             self.work[row] = max(view.expected_part * left, 1e-6) / alone
             # No model is believed that promises more than twice the slots' worth.
             speeds = np.minimum(curves / alone, MOST_SPEED_PER_SLOT * positive)
@@ -146,9 +141,7 @@ class GoodputTable:
     def _kept_of_a_start(self, row: int, view: TrialView, speeds: Floats) -> Floats:
         """Return the share of a speed that is left after a start with another layout."""
         cost = view.pause_seconds + view.start_seconds
-        use = np.minimum(
-            self._settings.horizon_seconds, self.work[row] / np.maximum(speeds, 1e-12) + view.pause_seconds
-        )
+        use = np.minimum(HORIZON_SECONDS, self.work[row] / np.maximum(speeds, 1e-12) + view.pause_seconds)
         return np.asarray(np.maximum(1.0 - cost / np.maximum(use, 1e-9), LEAST_KEPT))
 
     def leave_out(self, rows: Sequence[int]) -> bool:
@@ -237,7 +230,7 @@ class GoodputTable:
 
     def _gains(self, views: Sequence[TrialView], kept: Floats) -> Floats:
         """Return each change's value by the study's goal; a further slot has to add a little at least."""
-        least_gain = np.full(len(views), self._settings.smallest_gain)
+        least_gain = np.full(len(views), SMALLEST_GAIN)
         speeds = self.speeds * kept
         worths = self.weights[:, None] * speeds
         studies: dict[str, list[int]] = {}
@@ -262,7 +255,7 @@ class GoodputTable:
     def _values(self, views: Sequence[TrialView]) -> Floats:
         if not views:
             return np.zeros((0, len(self.counts)))
-        settings, counts, held = self._settings, self.counts[None, :], self.held[:, None]
+        counts, held = self.counts[None, :], self.held[:, None]
         pause = np.array([view.pause_seconds for view in views])[:, None]
         start = np.array([view.start_seconds for view in views])[:, None]
         least = np.array([max(1, view.min_slots) for view in views])[:, None]
@@ -273,7 +266,7 @@ class GoodputTable:
         # A change costs its pause, and until a new replica trains its slots earn nothing.
         cost = pause + start * np.where(counts > held, np.maximum(1.0 - present / speeds, 0.0), 0.0)
         cost = np.where(self._switches, pause + start, cost)
-        use = np.minimum(settings.horizon_seconds, self.work[:, None] / speeds + pause)
+        use = np.minimum(HORIZON_SECONDS, self.work[:, None] / speeds + pause)
         kept = np.maximum(1.0 - cost / np.maximum(use, 1e-9), LEAST_KEPT)
         values = self.gains = self._gains(views, np.where((counts == held) & ~self._switches, 1.0, kept))
         everybody = float(values.max(initial=1.0)) * len(views)
@@ -297,8 +290,8 @@ class GoodputTable:
 
     def _is_left_alone(self, view: TrialView) -> bool:
         since = view.since_rescale_seconds
-        settled = since >= self._settings.most_settle_seconds or (
-            view.steps_measured >= self._settings.settled_steps and since >= view.pause_seconds + view.start_seconds
+        settled = since >= MOST_SETTLE_SECONDS or (
+            view.steps_measured >= SETTLED_STEPS and since >= view.pause_seconds + view.start_seconds
         )
         if view.options and all(each.layout != view.layout for each in view.options):
             # What it has does not do.
@@ -307,7 +300,6 @@ class GoodputTable:
 
     def _allowed(self, views: Sequence[TrialView]) -> NDArray[np.bool_]:
         """Return which counts each trial may be given now."""
-        settings = self._settings
         waiting = bool(((self.held == 0) & ~self.hurried).any())
         least, most, frozen = (np.zeros(len(views), dtype=np.int64) for _ in range(3))
         for row, view in enumerate(views):
@@ -319,7 +311,7 @@ class GoodputTable:
                 models = [each.model for each in self._options[row] if each.model is not None]
                 seen = max(1, *(each.most_profiled for each in models))
                 useful = max(each.most_useful for each in models)
-                reach = min(settings.exploration * seen, useful)
+                reach = min(EXPLORATION * seen, useful)
                 most[row] = min(view.max_slots, int(max(reach, view.min_slots, held)))
             if self.left_alone[row]:
                 most[row] = min(most[row], held)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from scheduler.api.tokens import Access, Identity, Secrets, Tokens
 from scheduler.errors import RequestRefused
-from scheduler.host.secret_files import keep_private, save_in_folder, secrets_in_folder
+from scheduler.host.secret_files import keep_private, secrets_in_folder
 from tests.support.site import TOKENS, Site
 
 KEPT = Secrets(owner="a token of the owner", key="ab" * 32)
@@ -210,13 +210,6 @@ def test_the_files_are_the_owners_alone_and_made_once(tmp_path: Path) -> None:
     assert (tmp_path / "token").read_text() == made.owner
     for name in ("token", "tokens.json"):
         assert (tmp_path / name).stat().st_mode & 0o077 == 0
-
-
-def test_a_token_from_outside_is_not_written_down(tmp_path: Path) -> None:
-    made = secrets_in_folder(tmp_path, "a token from outside")
-    assert not (tmp_path / "token").exists()
-    save_in_folder(tmp_path, made, with_owner=False)
-    assert secrets_in_folder(tmp_path, "a token from outside") == made
 
 
 def test_what_others_could_read_is_mended_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import shutil
-import tempfile
+import stat
 from pathlib import Path
 from typing import Any
 
 import click
 
 from scheduler.errors import SchedulerError
+from scheduler.state_folder import write_durably
 
 PLATFORM = "tuner_bridge"
 
@@ -75,14 +74,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _write(path: Path, services: dict[str, Any]) -> None:
     """Write the file whole or not at all: NNI reads it for every experiment."""
     path = path.resolve()
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
-        try:
-            json.dump(services, file, indent=4)
-            file.flush()
-            os.fsync(file.fileno())
-            # Others may share this environment.
-            shutil.copymode(path, file.name)
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+    mode = stat.S_IMODE(path.stat().st_mode)
+    write_durably(path, json.dumps(services, indent=4))
+    # Others may share this environment.
+    path.chmod(mode)

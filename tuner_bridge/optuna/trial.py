@@ -60,7 +60,8 @@ class ElasticTrial(optuna.Trial):
         self._promise_metric = promise_metric
         self._calls = itertools.count()
         self._prunes = prunes
-        self._has_reported = False
+        self.has_reported = False
+        """True once this process has reported since it took up the trial; the same on all replicas."""
         self._steps: set[int] = set()
         """Steps reported in this run of the objective: one that resumes reports again what it had."""
         self._reports = PendingReports(
@@ -142,11 +143,11 @@ class ElasticTrial(optuna.Trial):
             self._core.registry.register(STATE, FunctionState(self._save, self._load, lambda parents: None))
 
     def _save(self) -> dict[str, Any]:
-        return {**self._reports.state_dict(), "has_reported": self._has_reported}
+        return {**self._reports.state_dict(), "has_reported": self.has_reported}
 
     def _load(self, state: dict[str, Any]) -> None:
         # A joiner asks together with the others from its first report on, or not.
-        self._has_reported = state["has_reported"]
+        self.has_reported = state["has_reported"]
         self._reports.load_state_dict(state)
 
     def _once(self, act: Callable[[], Any], *, otherwise: Any = None) -> Any:
@@ -182,11 +183,6 @@ class ElasticTrial(optuna.Trial):
     def speaks(self) -> bool:
         """Tell whether this replica tells the trial's value."""
         return self._core.reports and not self._core.is_outside
-
-    @property
-    def has_reported(self) -> bool:
-        """Tell whether this process has reported since it took up the trial; the same on all replicas."""
-        return self._has_reported
 
     def last_report(self) -> float | None:
         """Return the value at the trial's last step, whichever replica reported it; None without any."""
@@ -258,15 +254,6 @@ class ElasticTrial(optuna.Trial):
         """Draw from a distribution, as libraries do that are handed a space."""
         return suggest(self, name, distribution)
 
-    def suggest_uniform(self, name: str, low: float, high: float) -> float:
-        return self.suggest_float(name, low, high)
-
-    def suggest_loguniform(self, name: str, low: float, high: float) -> float:
-        return self.suggest_float(name, low, high, log=True)
-
-    def suggest_discrete_uniform(self, name: str, low: float, high: float, q: float) -> float:
-        return self.suggest_float(name, low, high, step=q)
-
     # ------------------------------------------------------------------ reports
 
     def report(self, value: float, step: int) -> None:
@@ -276,7 +263,7 @@ class ElasticTrial(optuna.Trial):
 
         self._core.raise_postponed()
         self._stay_registered()
-        plain = _is_a(step, numbers.Integral) and 0 <= step <= LARGEST_STEP
+        plain = issubclass(type(step), numbers.Integral) and 0 <= step <= LARGEST_STEP
         try:
             number = float(value)
         except (TypeError, ValueError):
@@ -289,15 +276,15 @@ class ElasticTrial(optuna.Trial):
                 return
             self._steps.add(report["step"])
             self._reports.add(report)
-            if not self._has_reported:
+            if not self.has_reported:
                 # Optuna has its say on the first one: the study may take no reports at all.
                 self._once(lambda: self._ask("reports"))
-        elif not self._has_reported:
+        elif not self.has_reported:
             self._once(lambda: self._report_unusual(value, step))
         elif self._core.reports:
             # And on what is unusual. The replicas do not meet any more, for what is unusual may be so on one only.
             self._report_unusual(value, step)
-        self._has_reported = True
+        self.has_reported = True
 
     def _report_unusual(self, value: Any, step: Any) -> None:
         """Raise what Optuna raises for such a value or step, if it does."""
@@ -325,7 +312,7 @@ class ElasticTrial(optuna.Trial):
             return False
         self._core.raise_postponed()
         self._stay_registered()
-        if not self._prunes and self._has_reported:
+        if not self._prunes and self.has_reported:
             return False
         return bool(self._once(lambda: self._ask("should_prune"), otherwise=False))
 
@@ -380,15 +367,13 @@ class ElasticTrial(optuna.Trial):
         return f"ElasticTrial(number={self._number}, optuna={optuna.__version__})"
 
 
-def _is_a(value: object, kind: type) -> bool:
-    """Tell whether the value is of ``kind`` (NumPy scalars count)."""
-    return isinstance(value, kind)
-
-
 def _content(answer: Mapping[str, Any]) -> Any:
     if "exception" in answer:
         raise decode_exception(answer["exception"])
     return decode_value(answer["value"])
+
+
+_OF_STUDY = ("study_name", "best_value", "best_params", "user_attrs", "metric_names")
 
 
 class _StudyOfTrial:
@@ -406,10 +391,6 @@ class _StudyOfTrial:
             self._trial._once(lambda: self._trial._ask("stop_study"))
 
     @property
-    def study_name(self) -> str:
-        return str(self._get("study_name"))
-
-    @property
     def direction(self) -> StudyDirection:
         return StudyDirection[self._get("direction")]
 
@@ -417,28 +398,13 @@ class _StudyOfTrial:
     def directions(self) -> list[StudyDirection]:
         return [StudyDirection[name] for name in self._get("directions")]
 
-    @property
-    def best_value(self) -> float:
-        return float(self._get("best_value"))
-
-    @property
-    def best_params(self) -> dict[str, Any]:
-        return dict(self._get("best_params"))
-
-    @property
-    def user_attrs(self) -> dict[str, Any]:
-        return dict(self._get("user_attrs"))
-
-    @property
-    def metric_names(self) -> list[str] | None:
-        names = self._get("metric_names")
-        return None if names is None else [str(name) for name in names]
-
     def set_user_attr(self, key: str, value: Any) -> None:
         if not self._trial._stands_outside:
             self._trial._once(lambda: self._trial._ask("set_study_user_attr", key=key, value=value))
 
     def __getattr__(self, name: str) -> Any:
+        if name in _OF_STUDY:
+            return self._get(name)
         raise AttributeError(
             f"study.{name} is not available in a replica, because the study is in the process that called "
             "optimize(); a callback of optimize() can use it there"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import entry_points
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import APIRouter, Depends, HTTPException, Query
 
@@ -14,6 +14,7 @@ from scheduler.api.page.rows import number_of, replica_row, trial_row
 from scheduler.api.service import Service
 from scheduler.api.tokens import Access, Identity
 from scheduler.knowledge.accounts import slot_hours_by_study
+from scheduler.knowledge.profile import evenly_spread
 from scheduler.knowledge.waiting import waiting_series
 from trials.errors import UnknownTrial
 from trials.record import Report
@@ -26,7 +27,6 @@ POINTS_OF_MANY = 200
 MOST_ENTRIES = 1000
 MOST_LOOKED_AT = 50_000
 WAITING_BINS = 120
-Point = TypeVar("Point")
 
 
 def looking_back_routes(service: Service, access: ClientAccess) -> APIRouter:
@@ -58,8 +58,10 @@ def looking_back_routes(service: Service, access: ClientAccess) -> APIRouter:
             ),
             "traceback": None if outcome is None or client.access is Access.READ else outcome.traceback or None,
             "pause_seconds": None if hints is None else hints.get("rescale_pause_seconds"),
-            "reports": [_point(report) for report in thinned(latest, MOST_POINTS)],
-            "measurements": [_without_id(asdict(each)) for each in thinned(store.measurements(trial_id), MOST_POINTS)],
+            "reports": [_point(report) for report in evenly_spread(latest, MOST_POINTS)],
+            "measurements": [
+                _without_id(asdict(each)) for each in evenly_spread(store.measurements(trial_id), MOST_POINTS)
+            ],
             "history": [entry_row(entry) for entry in store.history(trial_id)[-MOST_ENTRIES:]],
             "replicas": [replica_row(replica) for replica in replicas],
             "decision": None
@@ -80,7 +82,7 @@ def looking_back_routes(service: Service, access: ClientAccess) -> APIRouter:
             try:
                 access.trial_for(client, trial_id, read=True)
                 curves_by_trial[trial_id] = [
-                    _point(each) for each in thinned(store.trial_reports(trial_id), POINTS_OF_MANY)
+                    _point(each) for each in evenly_spread(store.trial_reports(trial_id), POINTS_OF_MANY)
                 ]
             except UnknownTrial:
                 # Forgotten since the page saw it.
@@ -150,14 +152,6 @@ def entry_row(entry: HistoryEntry) -> dict[str, Any]:
     if entry.numbers:
         row["numbers"] = dict(entry.numbers)
     return row
-
-
-def thinned(points: Sequence[Point], most: int) -> list[Point]:
-    """Return at most ``most`` of the points, evenly spread, with the last one."""
-    if len(points) <= most:
-        return list(points)
-    every = (len(points) - 1) / (most - 1)
-    return [points[round(index * every)] for index in range(most)]
 
 
 def _point(report: Report) -> list[Any]:

@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 
 from scheduler.allocation.grants import grants_for
-from scheduler.allocation.placement import emptiest_first, free_slots
-from scheduler.snapshot import Grant, Placement, Snapshot, TrialView
+from scheduler.allocation.placement import stay_or_go
+from scheduler.snapshot import Grant, Snapshot, TrialView
 
 
 class OptimusPolicy:
@@ -35,15 +35,7 @@ class OptimusPolicy:
             counts[best] += 1
             left -= 1
             gains[best] = _gain(seconds[best], counts[best])
-        placements: dict[str, Placement] = {
-            view.trial_id: view.placement
-            for view in eligible
-            if view.held_slots == counts[view.trial_id] and view.held_slots
-        }
-        free = free_slots(snapshot.nodes, placements.values())
-        for view in sorted(eligible, key=lambda view: counts[view.trial_id]):
-            if counts[view.trial_id] and view.trial_id not in placements:
-                placements[view.trial_id] = emptiest_first(free, counts[view.trial_id])
+        placements = stay_or_go(sorted(eligible, key=lambda view: counts[view.trial_id]), counts, snapshot.nodes)
         return grants_for(snapshot, placements, code="remaining_time", why="this shortens the remaining times most")
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from scheduler.allocation.grants import grants_for
-from scheduler.allocation.placement import emptiest_first, free_slots
-from scheduler.snapshot import Grant, Placement, Snapshot
+from scheduler.allocation.placement import stay_or_go
+from scheduler.snapshot import Grant, Snapshot
 
 QUEUE_SLOT_SECONDS = 16 * 3600.0
 
@@ -22,18 +22,10 @@ class TiresiasPolicy:
         eligible = snapshot.eligible
         order = sorted(eligible, key=lambda view: view.attained_slot_seconds >= QUEUE_SLOT_SECONDS)
         left = snapshot.total_slots
-        served = set()
+        counts: dict[str, int] = {}
         for view in order:
             if view.min_slots <= left:
                 left -= view.min_slots
-                served.add(view.trial_id)
-        placements: dict[str, Placement] = {
-            view.trial_id: view.placement
-            for view in order
-            if view.trial_id in served and view.held_slots == view.min_slots
-        }
-        free = free_slots(snapshot.nodes, placements.values())
-        for view in order:
-            if view.trial_id in served and view.trial_id not in placements:
-                placements[view.trial_id] = emptiest_first(free, view.min_slots)
+                counts[view.trial_id] = view.min_slots
+        placements = stay_or_go(order, counts, snapshot.nodes)
         return grants_for(snapshot, placements, code="least_served", why="its queue is served now")
