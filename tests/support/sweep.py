@@ -18,6 +18,7 @@ import psutil
 
 from tests.support.project import ROOT
 from trials.store import SqlBacking
+from trials.store.base import SlotInterval
 
 SCRIPT = """
 import os, sys, optuna
@@ -123,7 +124,7 @@ def assert_whole(sweep: Sweep, before: dict[int, Any]) -> None:
 
 def assert_no_slot_was_used_twice(state: Path) -> None:
     store = SqlBacking(f"sqlite:///{state / 'trials.db'}")
-    intervals = sorted(store.slot_intervals(), key=lambda row: (row.slot, row.began))
+    intervals = sorted(map(SlotInterval.of, store.replicas(live_only=False)), key=lambda row: (row.slot, row.began))
     store.close()
     assert intervals
     for before, after in itertools.pairwise(intervals):

@@ -109,13 +109,10 @@ def everything(store: TrialStore | SqlBacking) -> dict[str, Any]:
     return {
         "studies": store.studies(),
         "trials": trials,
-        "live": store.trials(live_only=True),
-        "each": [store.trial(row.trial_id) for row in trials],
         "replicas": store.replicas(),
         "of each": [store.replicas(trial_id=row.trial_id) for row in trials],
         "hints": store.hints([row.trial_id for row in trials]),
         "reports": store.reports("s"),
-        "reported": [store.has_reported(row.trial_id) for row in trials],
         "resizes": store.resizes(),
         "history": [store.history(row.trial_id) for row in trials],
     }

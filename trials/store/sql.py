@@ -26,8 +26,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from trials.errors import StateFolderInUse, StoreUnavailable, UnknownTrial
 from trials.record import Measurement, ReplicaRecord, ReplicaState, Report, Study, TrialRecord
 from trials.spec import TrialSpec
-from trials.states import FINAL_STATES
-from trials.store.base import RESIZE, Backing, HistoryEntry, SlotInterval, StoreContent
+from trials.store.base import RESIZE, Backing, HistoryEntry, StoreContent
 from trials.store.memory import TrialStore
 from trials.store.tables import entry_of, entry_values, make_tables, spec_values, trial_of, trial_values
 from trials.store.tables import hints as _hints
@@ -192,19 +191,10 @@ class SqlBacking(Backing):
                 connection.execute(_trials.update().where(meant).values(**trial_values(record)))
         return records
 
-    def trials(self, *, live_only: bool = False) -> list[TrialRecord]:
-        query = select(_trials).order_by(_trials.c.position)
-        if live_only:
-            query = query.where(_trials.c.state.not_in([state.value for state in FINAL_STATES]))
+    def trials(self) -> list[TrialRecord]:
         with self._read() as connection:
-            return [trial_of(row) for row in connection.execute(query).mappings()]
-
-    def trial(self, trial_id: str) -> TrialRecord:
-        with self._read() as connection:
-            row = connection.execute(select(_trials).where(_trials.c.trial_id == trial_id)).mappings().one_or_none()
-        if row is None:
-            raise UnknownTrial(f"no trial is called {trial_id!r}; `elastune ls` lists them")
-        return trial_of(row)
+            rows = connection.execute(select(_trials).order_by(_trials.c.position))
+            return [trial_of(row) for row in rows.mappings()]
 
     def forget_trials(self, trial_ids: Sequence[str]) -> None:
         """Forget the trials with all that is kept of them."""
@@ -277,28 +267,6 @@ class SqlBacking(Backing):
         with self._read() as connection:
             return [_report_of(row) for row in connection.execute(query)]
 
-    def trial_reports(self, trial_id: str) -> list[Report]:
-        query = select(_reports).where(_reports.c.trial_id == trial_id).order_by(_reports.c.step)
-        with self._read() as connection:
-            return [_report_of(row) for row in connection.execute(query)]
-
-    def latest_reports(self, study: str) -> dict[str, Report]:
-        last = select(_reports.c.trial_id, sa.func.max(_reports.c.step).label("step")).group_by(_reports.c.trial_id)
-        latest = last.subquery()
-        query = (
-            select(_reports)
-            .join(latest, (latest.c.trial_id == _reports.c.trial_id) & (latest.c.step == _reports.c.step))
-            .join(_trials, _trials.c.trial_id == _reports.c.trial_id)
-            .where(_trials.c.study == study)
-        )
-        with self._read() as connection:
-            return {row.trial_id: _report_of(row) for row in connection.execute(query)}
-
-    def has_reported(self, trial_id: str) -> bool:
-        query = select(_reports.c.trial_id).where(_reports.c.trial_id == trial_id).limit(1)
-        with self._read() as connection:
-            return connection.execute(query).first() is not None
-
     def history(self, trial_id: str) -> list[HistoryEntry]:
         query = select(_history).where(_history.c.trial_id == trial_id).order_by(_history.c.entry)
         with self._read() as connection:
@@ -317,11 +285,6 @@ class SqlBacking(Backing):
         query = select(_history).where(_history.c.what.endswith(RESIZE)).order_by(_history.c.at, _history.c.entry)
         with self._read() as connection:
             return [entry_of(row) for row in connection.execute(query)]
-
-    def slot_intervals(self) -> list[SlotInterval]:
-        with self._read() as connection:
-            rows = connection.execute(select(_replicas).order_by(_replicas.c.launched_at, _replicas.c.launch_index))
-            return [SlotInterval.of(row) for row in rows]
 
 
 def _report_of(row: Any) -> Report:

@@ -19,6 +19,7 @@ from dist_core.generations.membership import LEASE_SECONDS
 from tests.support.project import ROOT
 from tests.support.sweep import SCRIPT, Sweep, assert_whole
 from trials.store import SqlBacking
+from trials.store.base import SlotInterval
 
 pytestmark = pytest.mark.slow
 
@@ -142,7 +143,8 @@ def test_two_sweeps_share_one_scheduler(tmp_path: Path, monkeypatch: pytest.Monk
         ).stdout
         assert listed.count("succeeded") == 12
         store = SqlBacking(f"sqlite:///{home / 'trials.db'}")
-        intervals = [row for row in store.slot_intervals() if row.ended is not None]
+        slots = map(SlotInterval.of, store.replicas(live_only=False))
+        intervals = [row for row in slots if row.ended is not None]
         store.close()
         both = {
             (a.trial_id, b.trial_id)
