@@ -153,9 +153,10 @@ class TrainingLoop:
                             self._leave_early(core, step.plan, core.position.steps > steps_before)
                         raise
                     is_first = core.position.steps == steps_before and index == 0
-                    # Those of a step of several passes are held here until it is over.
-                    watched = batch if len(step.batches) == 1 else None
-                    core.habits.note_batch(watched, is_first=is_first, is_trained=_is_trained(core))
+                    # The batches of a step of several passes are held here until it is over.
+                    core.habits.note_batch(
+                        batch if len(step.batches) == 1 else None, is_first=is_first, is_trained=_is_trained(core)
+                    )
                     times.end_pass(step.plan, index)
                 if self._marks.open is None:
                     # It has counted the step.
