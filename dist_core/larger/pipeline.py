@@ -222,7 +222,7 @@ class ElasticPipeline(MeasuredModel, nn.Module):
         ``inputs``: a tensor, or a tuple of the model's arguments, whose first dimension counts examples.
         """
         if self.part.step_place.step is not None:
-            self._core.steps.note_forward()
+            self._core.steps.note_forward(inputs)
         arguments = arguments_of(inputs)
         if not isinstance(targets, torch.Tensor):
             raise InvalidTraining(

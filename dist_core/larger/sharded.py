@@ -151,7 +151,7 @@ class ElasticFullyShard(MeasuredModel, nn.Module):
         if not torch.is_grad_enabled() or part.evaluates:
             return self.module(*inputs, **kwargs)
         if part.step_place.step is not None:
-            self._core.steps.note_forward()
+            self._core.steps.note_forward((inputs, kwargs))
         self._shares.weight = self._passes.weight
         output = self.module(*inputs, **kwargs)
         self._passes.watch(output)

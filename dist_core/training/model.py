@@ -131,7 +131,7 @@ class AdaptiveDataParallel(MeasuredModel, DistributedDataParallel):
             # Evaluation involves no other replica, so replicas may evaluate different numbers of batches.
             return self.module(*inputs, **kwargs)
         if part.step_place.step is not None:
-            self._core.steps.note_forward()
+            self._core.steps.note_forward((inputs, kwargs))
         elif not part.step_place.passes_alone and not self._core.passes_do_not_count:
             self._core.outside.begin_forward(() if self._no_sync else self.module.buffers())
         if self._reduces_nothing:

@@ -210,7 +210,7 @@ class OutsideOfLoops:
 
         What they draw for themselves, they go on to draw; ``buffers`` become those of rank 0.
         """
-        self._pacing.refuse_batch_fetched_ahead(behind_loop=True)
+        self._pacing.habits.refuse_batch_behind_loop()
         if self._is_elastic or self._replicas == 1:
             return
         self.meet()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ class Pacing(Listener):
     def __init__(self, position: Position, batch: BatchAgreement, habits: LoopHabits) -> None:
         self._position = position
         self._batch = batch
-        self._habits = habits
+        self.habits = habits
         self.loader: PacingLoader | None = None
         """None until one trains."""
         self.awaits_loader = False
@@ -69,7 +70,7 @@ class Pacing(Listener):
     def _begin_with(self, loader: PacingLoader) -> None:
         self.loader = loader
         adaptation = self._batch.adopt(loader.bounds)
-        if self._habits.trains_in_turns:
+        if self.habits.trains_in_turns:
             adaptation.forbid_accumulation()
         self._batch.begin()
 
@@ -92,14 +93,11 @@ class Pacing(Listener):
 
     @property
     def trains_in_turns(self) -> bool:
-        return self._habits.trains_in_turns
-
-    def refuse_batch_fetched_ahead(self, *, behind_loop: bool) -> None:
-        self._habits.refuse_batch_fetched_ahead(behind_loop=behind_loop)
+        return self.habits.trains_in_turns
 
     def train_in_turns(self) -> None:
         """Make steps of one pass: the loop's body computes further gradients after an optimizer has stepped."""
-        self._habits.trains_in_turns = True
+        self.habits.trains_in_turns = True
         self._batch.forbid_accumulation()
 
 
@@ -149,12 +147,15 @@ class LoopHabits:
         if is_first:
             self._skipped_first = not is_trained
 
-    def refuse_batch_fetched_ahead(self, *, behind_loop: bool) -> None:
-        """Raise InvalidTraining if the forward pass that begins is of a batch before the one handed out last.
+    def refuse_batch_fetched_ahead(self, inputs: Any) -> None:
+        """Raise InvalidTraining if the forward pass that begins is of a batch before the one handed out last."""
+        waiting = [tensor for each in self._untrained if (tensor := each()) is not None]
+        if waiting and _places(waiting) & _places(tensors_in(inputs)):
+            raise InvalidTraining(_FETCHED_AHEAD)
 
-        One that the script leaves out is gone by then; and no gradients come behind a loop that trains its batches.
-        """
-        if self._skipped_first if behind_loop else any(each() is not None for each in self._untrained):
+    def refuse_batch_behind_loop(self) -> None:
+        """Raise InvalidTraining if the loop's last batch comes behind it, as its first one came a batch too late."""
+        if self._skipped_first:
             raise InvalidTraining(_FETCHED_AHEAD)
 
     def note_stream_workers(self, number: int) -> None:
@@ -168,6 +169,11 @@ class LoopHabits:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.trains_in_turns = state["trains_in_turns"]
         self.stream_workers = state.get("stream_workers") or self.stream_workers
+
+
+def _places(tensors: Iterable[torch.Tensor]) -> set[int]:
+    """Return where the tensors lie in memory."""
+    return {each.data_ptr() for each in tensors if each.layout is torch.strided and each.numel()}
 
 
 class Hinting(Listener):

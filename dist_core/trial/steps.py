@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from dist_core.errors import InvalidTraining, PeerLost
 from dist_core.generations.generation import Generation
@@ -147,9 +148,9 @@ class Steps:
         before = self._position.schedule_position + 1e-9
         return math.floor(before + self._models.gain) - math.floor(before)
 
-    def note_forward(self) -> None:
-        """Note that a model computes within a step; raise InvalidTraining if that step cannot be what it should be."""
-        self._pacing.refuse_batch_fetched_ahead(behind_loop=False)
+    def note_forward(self, inputs: Any) -> None:
+        """Note that a model computes with these inputs; raise InvalidTraining if the step cannot be what it should."""
+        self._pacing.habits.refuse_batch_fetched_ahead(inputs)
         if self._pacing.trains_in_turns or not self._models.compute_after_an_update:
             return
         if self._models.are_in_a_part:
