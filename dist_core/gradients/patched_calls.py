@@ -52,6 +52,10 @@ class Wrapper(Protocol):
         """Take note that the script clears gradients."""
         ...
 
+    def backward_begins(self, loss: torch.Tensor) -> None:
+        """Look at a loss, perhaps of this model, whose backward pass begins."""
+        ...
+
     def adopt_scaler(self, scaler: Any) -> None:
         """Adopt a gradient scaler that was not given and has begun to work for one of the optimizers."""
         ...
@@ -145,6 +149,7 @@ def _watch_what_nobody_gave() -> None:
     register_optimizer_step_pre_hook(_refuse_unknown_optimizer)
     _watch_scalers()
     _watch_averages()
+    _watch_losses()
 
 
 def _refuse_unknown_optimizer(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -196,6 +201,20 @@ def _watch_scalers() -> None:
 
     for name in ("unscale_", "step"):
         watch(name)
+
+
+def _watch_losses() -> None:
+    original = torch.Tensor.backward
+
+    @functools.wraps(original)
+    def backward(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        for known in list(_wrapped.values()):
+            wrapper = known()
+            if wrapper is not None:
+                wrapper.backward_begins(self)
+        original(self, *args, **kwargs)  # type: ignore[no-untyped-call]  # not annotated in torch
+
+    torch.Tensor.backward = backward  # type: ignore[method-assign]  # looks at losses of ours, and is torch's
 
 
 def _watch_averages() -> None:

@@ -1,0 +1,88 @@
+"""A loss that is no mean over its samples is told of, once, where replicas or passes average gradients of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch.nn import functional
+
+from dist_core.gradients.loss_means import other_than_mean
+from tests.support.habits import Kit, as_trial, examples, network
+
+ROWS, CLASSES = 6, 4
+SUM, WEIGHTS, IGNORED = "a sum over the samples", "a mean over class weights", "the labels that are not ignored"
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+weights = torch.arange(1.0, CLASSES + 1.0)
+
+
+def with_ignored(labels: torch.Tensor) -> torch.Tensor:
+    return torch.where(labels == 1, -100, labels)
+
+
+LOSSES: list[tuple[str | None, Loss]] = [
+    (None, functional.cross_entropy),
+    (None, lambda x, y: functional.cross_entropy(x, y, label_smoothing=0.1)),
+    (None, lambda x, y: functional.cross_entropy(x, y, reduction="sum") / len(y)),
+    (None, lambda x, y: functional.cross_entropy(x, with_ignored(y), reduction="sum") / 3),
+    (None, lambda x, y: functional.mse_loss(x, torch.zeros_like(x)) + 0.1 * x.norm()),
+    (None, lambda x, y: functional.mse_loss(x, torch.zeros_like(x), reduction="none").mean()),
+    (None, lambda x, y: functional.kl_div(x.log_softmax(1), x.detach().softmax(1), reduction="batchmean")),
+    (None, lambda x, y: torch.stack([functional.cross_entropy(x, y), x.mean()]).sum()),
+    (None, lambda x, y: x.mean()),
+    (SUM, lambda x, y: functional.cross_entropy(x, y, reduction="sum")),
+    (SUM, lambda x, y: functional.mse_loss(x, torch.zeros_like(x), reduction="sum")),
+    (SUM, lambda x, y: functional.mse_loss(x, torch.zeros_like(x), reduction="none").sum()),
+    (SUM, lambda x, y: functional.l1_loss(x, torch.zeros_like(x), reduction="sum") + x.mean()),
+    (SUM, lambda x, y: functional.cross_entropy(x, y, reduction="none").sum()),
+    (WEIGHTS, lambda x, y: functional.cross_entropy(x, y, weight=weights)),
+    (WEIGHTS, lambda x, y: 0.5 * functional.nll_loss(x.log_softmax(1), y, weight=weights)),
+    (IGNORED, lambda x, y: functional.cross_entropy(x, with_ignored(y))),
+    (IGNORED, lambda x, y: functional.cross_entropy(x.T[None], with_ignored(y)[None])),
+]
+
+
+@pytest.mark.parametrize(("expected", "loss"), LOSSES)
+def test_a_loss_is_known_by_its_graph(expected: str | None, loss: Loss) -> None:
+    x = torch.randn(ROWS, CLASSES, requires_grad=True, generator=torch.Generator().manual_seed(0))
+    words = other_than_mean(loss(2.0 * x, torch.arange(ROWS) % CLASSES), ROWS)
+    assert (words is None) == (expected is None), words
+    assert expected is None or expected in str(words)
+
+
+def said(kit: Kit, *, reduction: str = "sum", weighs: bool = False) -> list[str]:
+    """What is logged of the loss while the trial trains."""
+    words: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: words.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("dist_core").addHandler(handler)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
+    for _ in kit.epochs(2):
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = functional.mse_loss(wrapped(x), y, reduction=reduction)
+            if weighs:
+                loader.weigh(len(y))
+            loss.backward()
+            optimizer.step()
+    return [each for each in words if "the loss is" in each]
+
+
+@pytest.mark.parametrize(("replicas", "passes"), [(2, 1), (1, 2)])
+def test_a_sum_is_told_of_once_where_gradients_are_averaged(replicas: int, passes: int) -> None:
+    first, *others = as_trial(said, replicas, passes)
+    assert len(first) == 1
+    assert "Sequential, but the loss is a sum over the samples of a batch. Divide it" in first[0]
+    assert not any(others)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "code"), [(1, said), (2, partial(said, reduction="mean")), (2, partial(said, weighs=True))]
+)
+def test_nothing_is_told_where_gradients_are_right(replicas: int, code: Callable[[Kit], list[str]]) -> None:
+    assert not any(as_trial(code, replicas))
