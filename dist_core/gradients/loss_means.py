@@ -1,4 +1,4 @@
-"""What a loss is a mean over, read off the graph that autograd has kept of it.
+"""Means that losses are, read off the graph that autograd has kept of them.
 
 Replicas, and the passes of a divided step, average their gradients by their numbers of samples. That is the gradient of
 the whole batch where each loss is a mean over its samples; a sum, or a mean over class weights or over the labels that
