@@ -7,6 +7,7 @@ A listener overrides what concerns it. Listeners are told in the order of the li
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 
 class Listener:
@@ -52,58 +53,22 @@ class Life(Listener):
     def __init__(self) -> None:
         self.listeners: list[Listener] = []
 
-    def began(self) -> None:
-        for each in self.listeners:
-            each.began()
-
-    def epochs_began(self) -> None:
-        for each in self.listeners:
-            each.epochs_began()
-
-    def entered(self, rank: int, number: int) -> None:
-        for each in self.listeners:
-            each.entered(rank, number)
-
-    def lost(self) -> None:
-        for each in self.listeners:
-            each.lost()
-
-    def loop_began(self, *, completed: bool) -> None:
-        for each in self.listeners:
-            each.loop_began(completed=completed)
-
-    def loop_ended(self) -> None:
-        for each in self.listeners:
-            each.loop_ended()
-
-    def step_counts(self) -> None:
-        for each in self.listeners:
-            each.step_counts()
-
-    def step_ended(self) -> None:
-        for each in self.listeners:
-            each.step_ended()
-
-    def epoch_ended(self) -> None:
-        for each in self.listeners:
-            each.epoch_ended()
-
-    def epochs_ended(self) -> None:
-        for each in self.listeners:
-            each.epochs_ended()
-
-    def runs_again(self) -> None:
-        for each in self.listeners:
-            each.runs_again()
-
-    def joins_again(self) -> None:
-        for each in self.listeners:
-            each.joins_again()
-
     def on_entering(self, call: Callable[[], None]) -> None:
         """Have ``call`` made first whenever a generation is entered; the same one once."""
         if not any(isinstance(each, _OnEntering) and each.call == call for each in self.listeners):
             self.listeners.insert(0, _OnEntering(call))
+
+
+def _forwarded(event: str) -> Callable[..., None]:
+    def tell(self: Life, *arguments: Any, **named: Any) -> None:
+        for each in self.listeners:
+            getattr(each, event)(*arguments, **named)
+
+    return tell
+
+
+for _event in [name for name in vars(Listener) if not name.startswith("_")]:
+    setattr(Life, _event, _forwarded(_event))
 
 
 class _OnEntering(Listener):

@@ -7,7 +7,7 @@ give, the simulator for both.
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -16,7 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from dist_core.goodput.batch_choice import BatchBounds, BatchChoice, choose_batch, choose_batches
 from dist_core.goodput.efficiency import GradientStatistics
-from dist_core.goodput.fit import fit_throughput
 from dist_core.goodput.layout_terms import MOST_LAYOUTS, LayoutTerms
 from dist_core.goodput.observations import Observation
 from dist_core.goodput.throughput import ThroughputParams
@@ -116,23 +115,6 @@ class Hints:
             Layout.from_name(self.layout)
         if self.slots_per_share < 1:
             raise ValueError(f"hint slots_per_share is {self.slots_per_share}; it must be at least 1")
-
-    def fit(
-        self, *, extra_observations: Sequence[Observation] = (), statistics: GradientStatistics | None = None
-    ) -> GoodputModel | None:
-        """Return the trial's model.
-
-        ``extra_observations`` and ``statistics`` stand in for what it has not measured itself.
-        """
-        own = {row.configuration for row in self.observations}
-        rows = [*self.observations, *(row for row in extra_observations if row.configuration not in own)]
-        params = fit_throughput(rows)
-        if params is None:
-            return None
-        if self.bounds is None:
-            return None
-        known = self.statistics or statistics or GradientStatistics(sqr=1.0, var=0.0)
-        return GoodputModel(throughput=params, statistics=known, bounds=self.bounds)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -91,12 +91,11 @@ class ReplicaEnvironment:
         return environ
 
     @classmethod
-    def from_environ(cls, environ: Mapping[str, str] | None = None) -> ReplicaEnvironment | None:
+    def from_environ(cls, environ: Mapping[str, str] = os.environ) -> ReplicaEnvironment | None:
         """Read the replica's identity; None when this process was not started by a launcher.
 
         Raises InvalidTraining when the set of variables is incomplete or malformed.
         """
-        environ = os.environ if environ is None else environ
         if "ELASTUNE_API" not in environ:
             return None
         values: dict[str, Any] = {"token": ""} if environ.get(TOKEN_FILE) else {}
@@ -159,9 +158,8 @@ _READ: dict[str, Callable[[str], Any]] = {
 """Reads a field's text, by the field's annotation."""
 
 
-def emulated_profile(environ: Mapping[str, str] | None = None) -> SpeedProfile | None:
+def emulated_profile(environ: Mapping[str, str] = os.environ) -> SpeedProfile | None:
     """Return the profile of the device that this replica's slot emulates; None for a real one."""
-    environ = os.environ if environ is None else environ
     text = environ.get("ELASTUNE_EMULATED")
     if not text:
         return None
@@ -171,22 +169,19 @@ def emulated_profile(environ: Mapping[str, str] | None = None) -> SpeedProfile |
     return SpeedProfile.from_text(text)
 
 
-def gpu_share(environ: Mapping[str, str] | None = None) -> float:
+def gpu_share(environ: Mapping[str, str] = os.environ) -> float:
     """Part of its GPU that belongs to this process: 1, or less where several replicas share one."""
-    environ = os.environ if environ is None else environ
     return float(environ.get("ELASTUNE_GPU_SHARE", "1"))
 
 
-def standalone_checkpoint_dir(environ: Mapping[str, str] | None = None) -> Path | None:
+def standalone_checkpoint_dir(environ: Mapping[str, str] = os.environ) -> Path | None:
     """Return the checkpoint folder of a process without a scheduler (``ELASTUNE_CHECKPOINT_DIR``), if any."""
-    environ = os.environ if environ is None else environ
     folder = environ.get("ELASTUNE_CHECKPOINT_DIR")
     return Path(folder) if folder else None
 
 
-def standalone_members(environ: Mapping[str, str] | None = None) -> int:
+def standalone_members(environ: Mapping[str, str] = os.environ) -> int:
     """Return the number of processes of a replica where no scheduler says so: ``ELASTUNE_MEMBERS``, or 1."""
-    environ = os.environ if environ is None else environ
     text = environ.get("ELASTUNE_MEMBERS", "1")
     if not text.isdigit() or int(text) < 1:
         raise InvalidTraining(f"ELASTUNE_MEMBERS is {text!r}; it must be a whole number of at least 1")
@@ -201,17 +196,15 @@ _RANKS = (
 )
 
 
-def standalone_world(environ: Mapping[str, str] | None = None) -> tuple[int, int]:
+def standalone_world(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
     """(rank, world size) of a process without a scheduler: torchrun's variables, or mpirun's, or (0, 1)."""
-    environ = os.environ if environ is None else environ
     for rank, size in _ranks_in(environ):
         if size in environ:
             return int(environ.get(rank, "0")), int(environ[size])
     return int(environ.get("RANK", "0")), 1
 
 
-def started_by_mpirun(environ: Mapping[str, str] | None = None) -> bool:
-    environ = os.environ if environ is None else environ
+def started_by_mpirun(environ: Mapping[str, str] = os.environ) -> bool:
     return "WORLD_SIZE" not in environ and any(size in environ for _, size in _ranks_in(environ))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -100,3 +100,10 @@ class BatchScale:
 def _is_on_a_gpu(rate: Any) -> bool:
     """Tell whether a rate lies on a GPU, where reading it would wait."""
     return isinstance(rate, torch.Tensor) and not device_of(rate).is_host
+
+
+def write_scalars(writer: Any, global_step: int, tag_prefix: str, values: Mapping[str, float]) -> None:
+    """Write each value under ``tag_prefix``, which ends with a slash or gets one."""
+    prefix = tag_prefix if not tag_prefix or tag_prefix.endswith("/") else f"{tag_prefix}/"
+    for name, value in values.items():
+        writer.add_scalar(f"{prefix}{name}", value, global_step)

@@ -37,7 +37,7 @@ from dist_core.errors import InvalidTraining
 from dist_core.generations.decision import fingerprint
 from dist_core.goodput import BatchBounds, fixed_choice
 from dist_core.state.seeds import FIRST_SEED, seed_of_script
-from dist_core.tensorboard import write_scalars
+from dist_core.training.batch_scale import write_scalars
 from dist_core.training.training_loop import MOST_DRY_BATCHES, LoopMarks, TrainingLoop
 from dist_core.trial.current import get_core
 from dist_core.trial.replica import Replica

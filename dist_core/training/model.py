@@ -26,8 +26,8 @@ from dist_core.gradients.reduce import ReductionStrategy, reduction_strategy
 from dist_core.gradients.step_place import StepPlace
 from dist_core.gradients.wrapped_state import WrappedState
 from dist_core.link.environment import gpu_share
-from dist_core.tensorboard import write_scalars
 from dist_core.torch_private import leave_uncompiled, no_buffer_sync
+from dist_core.training.batch_scale import write_scalars
 from dist_core.training.reduction import BucketReduction
 from dist_core.training.step_passes import StepPasses
 from dist_core.training.wrapped_model import MeasuredModel, WrappedModel, as_list, measurements_of, schedules_in

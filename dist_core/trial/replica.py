@@ -19,7 +19,6 @@ from dist_core.data.batch_size import Adaptation
 from dist_core.device import release_cached_memory
 from dist_core.errors import DistCoreError
 from dist_core.generations.generation import DRY_STEPS, Generation
-from dist_core.generations.heal import Heal
 from dist_core.generations.join import Join
 from dist_core.generations.losses import Losses
 from dist_core.generations.membership import Membership
@@ -53,7 +52,7 @@ from dist_core.trial.elastic_world import ElasticWorld
 from dist_core.trial.emulated_device import EmulatedDevice
 from dist_core.trial.entering import Arrival, Entering, ScheduledArrival, StandaloneArrival
 from dist_core.trial.epochs import Epochs, Resumption
-from dist_core.trial.healing import Healing, Heals, NoHealing, TrainingSurvivor
+from dist_core.trial.healing import Heal, Healing, Heals, NoHealing, TrainingSurvivor
 from dist_core.trial.loops import EvaluationState, Loops, OutsideOfLoops, Rerun
 from dist_core.trial.models import Models
 from dist_core.trial.moving_buffers import MovingBuffers

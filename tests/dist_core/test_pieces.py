@@ -13,7 +13,6 @@ from dist_core.errors import EXIT_PREEMPTED, InvalidTraining, PeerLost, ReplicaE
 from dist_core.generations.decision import PublishedGeneration
 from dist_core.generations.generation import DRY_STEPS, Generation
 from dist_core.generations.group_needs import GroupNeeds
-from dist_core.generations.heal import Heal
 from dist_core.generations.losses import Losses
 from dist_core.generations.membership import Membership, Prepared
 from dist_core.generations.model_parallel import ModelParallelGroup
@@ -32,6 +31,7 @@ from dist_core.trial.batch_agreement import BatchAgreement
 from dist_core.trial.chosen_layout import ChosenLayout
 from dist_core.trial.current import get_core, presenting, reset_core
 from dist_core.trial.departure import Departure, Leaving
+from dist_core.trial.healing import Heal
 from dist_core.trial.pacing import LoopHabits
 from dist_core.trial.replica import Replica
 from dist_core.trial.rollback import Rollback

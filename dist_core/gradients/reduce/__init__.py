@@ -1,23 +1,23 @@
-"""Gradient reduction strategies by name, one file each; ``contract`` says what a strategy is."""
+"""Gradient reduction strategies by name; ``contract`` says what a strategy is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from dist_core.errors import InvalidTraining
+from dist_core.gradients.reduce.all_reduces import HalfPrecision, PlainAllReduce, RoundRobin
 from dist_core.gradients.reduce.contract import Bucket, ReducedBucket, ReductionStrategy, completed
-from dist_core.gradients.reduce.half_precision import bf16, fp16
 from dist_core.gradients.reduce.hierarchical import Hierarchical
-from dist_core.gradients.reduce.plain import PlainAllReduce
 from dist_core.gradients.reduce.power_sgd import PowerSGD
-from dist_core.gradients.reduce.round_robin import RoundRobin
 from dist_core.gradients.reduce.sharded import Sharded
 
 STRATEGIES: dict[str, Callable[..., ReductionStrategy]] = {
     "all_reduce": PlainAllReduce,
-    "bf16": bf16,
-    "fp16": fp16,
+    "bf16": lambda: HalfPrecision("bf16", torch.bfloat16),
+    "fp16": lambda: HalfPrecision("fp16", torch.float16),
     "hierarchical": Hierarchical,
     "power_sgd": PowerSGD,
     "round_robin": RoundRobin,
