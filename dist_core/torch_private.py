@@ -15,7 +15,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -27,6 +27,7 @@ from torch._C._distributed_c10d import GradBucket, HashStore, PrefixStore, Store
 from torch.autograd import Variable
 from torch.distributed import Backend, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
+from torch.multiprocessing.reductions import StorageWeakRef as StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
 from torch.utils.data._utils import worker as data_worker
@@ -299,6 +300,12 @@ def work_of(future: torch.futures.Future[Any]) -> dist.Work:
 def after_backward(callback: Callable[[], None]) -> None:
     """Have ``callback`` run when all gradients of the present backward pass are there, as DDP ends its reductions."""
     Variable._execution_engine.queue_callback(callback)
+
+
+def storages_of(tensors: Iterable[torch.Tensor]) -> set[StorageWeakRef]:
+    """Return weak references to the memory of tensors, equal where two tensors share it."""
+    strided = [each for each in tensors if each.layout is torch.strided]
+    return {StorageWeakRef(each.untyped_storage()) for each in strided}  # type: ignore[no-untyped-call]
 
 
 def is_in_backward() -> bool:

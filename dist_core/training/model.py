@@ -132,6 +132,7 @@ class AdaptiveDataParallel(MeasuredModel, DistributedDataParallel):
             return self.module(*inputs, **kwargs)
         if part.step_place.step is not None:
             self._core.steps.note_forward((inputs, kwargs))
+            self._passes.looks.forward_begins((inputs, kwargs))
         elif not part.step_place.passes_alone and not self._core.passes_do_not_count:
             self._core.outside.begin_forward(() if self._no_sync else self.module.buffers())
         if self._reduces_nothing:

@@ -33,6 +33,8 @@ class PassesOfSteps(Passes):
 
     def take_back_gradients(self) -> None: ...
 
+    def look_at_loss(self, loss: torch.Tensor) -> None: ...
+
     def end_probe(self, *, trained: bool) -> None:
         self.place.end_probe()
         if trained:

@@ -20,6 +20,7 @@ from dist_core.gradients.noise.measurements import Measurements
 from dist_core.gradients.step_place import StepPlace
 from dist_core.gradients.wrapped_state import WrappedState
 from dist_core.torch_private import loss_scale_of
+from dist_core.training.batch_looks import BatchLooks
 from dist_core.training.passes_of_steps import PassesOfSteps
 from dist_core.training.reduction import BucketReduction
 from dist_core.trial.replica import Replica
@@ -46,6 +47,7 @@ class StepPasses(PassesOfSteps):
         self._core = core
         self._wrapped = wrapped
         self._synchronized_norms = SynchronizedNorms(module)
+        self.looks = BatchLooks(core, place, type(module).__name__)
         self._num_parts = 1
         """Replicas that have examples of the present step."""
         self._hidden_passes: set[int] = set()
@@ -151,6 +153,7 @@ class StepPasses(PassesOfSteps):
     def watch(self, output: Any) -> None:
         """Watch the output of a forward pass, whose backward pass is one of several of a step."""
         self.place.computed = True
+        self.looks.forward_ended(output)
         if not self.over.is_alone and self.place.step is not None:
             before = self.over.group.reductions
             note_backward(output, lambda: self._refuse_unreduced_backward(before))
@@ -163,6 +166,9 @@ class StepPasses(PassesOfSteps):
                 begin=self._give_back_gradients if last else None,
                 end=self._whole_gradient_is_there if last else self._hide_gradients,
             )
+
+    def look_at_loss(self, loss: torch.Tensor) -> None:
+        self.looks.backward_begins(loss)
 
     def _refuse_unreduced_backward(self, before: int) -> None:
         """Refuse a backward pass whose gradients would stay this replica's own.

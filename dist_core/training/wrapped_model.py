@@ -15,7 +15,6 @@ from dist_core.device import Device, Elapsed
 from dist_core.errors import InvalidTraining
 from dist_core.goodput import GradientStatistics
 from dist_core.gradients.learning_rate import ScalingRule
-from dist_core.gradients.loss_means import other_than_mean
 from dist_core.gradients.noise.estimator import NoiseScale
 from dist_core.gradients.noise.measurements import Measurements
 from dist_core.gradients.noise.norms import AdamPreconditioner, is_adam
@@ -67,10 +66,6 @@ def measurements_of(
     return Measurements(module, device, AdamPreconditioner(optimizers) if precondition else None, core.warn)
 
 
-LOSSES_LOOKED_AT = 8
-"""Backward passes whose losses are looked at, once gradients are averaged."""
-
-
 class WrappedModel:
     """Model with its optimizers, schedules and scaler, as a part of a trial.
 
@@ -101,7 +96,6 @@ class WrappedModel:
         self.device_of_gradients: Device = measurements.device
         self.noise_every = noise_every
         self.resyncs = False
-        self._looks_at_losses = LOSSES_LOOKED_AT
         self._wrapped_state = state
         self._schedule_steps = ScheduleSteps(core, place)
         self._scale = BatchScale(core, place, measurements, optimizers, scaling_rule)
@@ -197,20 +191,7 @@ class WrappedModel:
         return self._steps.step(sharing, optimizer, original, args, kwargs)
 
     def backward_begins(self, loss: torch.Tensor) -> None:
-        """Warn of a loss that is no mean over its samples where replicas or passes average gradients of it."""
-        place, group = self.step_place, self._core.generation.group
-        divides = group.num_replicas > 1 or place.has_several_passes
-        if place.step is None or not divides or place.amounts or not place.computed or not self._looks_at_losses:
-            return
-        self._looks_at_losses -= 1
-        other = other_than_mean(loss, len(place.step.micro_batches[place.index]))
-        if other is not None:
-            self._looks_at_losses = 0
-            if group.rank == 0:
-                self._core.warn(
-                    f"replicas and passes average their gradients of {type(self.module).__name__}, but the loss is "
-                    f"{other}; else its gradient depends on the number of replicas"
-                )
+        self.passes.look_at_loss(loss)
 
     def gradients_cleared(self) -> None:
         """Take note that the script clears gradients, which makes its steps passes that are not divided."""

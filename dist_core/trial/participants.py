@@ -62,6 +62,10 @@ class Passes(Protocol):
         """Tell whether the present step's gradients wait for those of later batches."""
         ...
 
+    def look_at_loss(self, loss: torch.Tensor) -> None:
+        """Warn of a loss whose gradient depends on how batches are divided."""
+        ...
+
     def take_back_gradients(self) -> None:
         """Put gradients that wait for later batches back to what they were before the present step."""
         ...

@@ -38,6 +38,7 @@ LOSSES: list[tuple[str | None, Loss]] = [
     (SUM, lambda x, y: functional.mse_loss(x, torch.zeros_like(x), reduction="none").sum()),
     (SUM, lambda x, y: functional.l1_loss(x, torch.zeros_like(x), reduction="sum") + x.mean()),
     (SUM, lambda x, y: functional.cross_entropy(x, y, reduction="none").sum()),
+    (SUM, lambda x, y: functional.cross_entropy(x, y, reduction="sum") / 1),
     (WEIGHTS, lambda x, y: functional.cross_entropy(x, y, weight=weights)),
     (WEIGHTS, lambda x, y: 0.5 * functional.nll_loss(x.log_softmax(1), y, weight=weights)),
     (IGNORED, lambda x, y: functional.cross_entropy(x, with_ignored(y))),
@@ -86,3 +87,57 @@ def test_a_sum_is_told_of_once_where_gradients_are_averaged(replicas: int, passe
 )
 def test_nothing_is_told_where_gradients_are_right(replicas: int, code: Callable[[Kit], list[str]]) -> None:
     assert not any(as_trial(code, replicas))
+
+
+def test_a_loss_that_compares_samples_is_known_where_the_model_ends() -> None:
+    head = torch.nn.Linear(CLASSES, CLASSES)
+    x = torch.randn(ROWS, CLASSES, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(ROWS)
+    outputs = head(x)
+    normed = functional.normalize(outputs)
+    words = "a comparison of samples with each other"
+    for logits in (normed @ normed.T, outputs @ outputs.T):
+        assert words in str(other_than_mean(functional.cross_entropy(logits, labels), ROWS, [outputs]))
+    # A layer of the loss's own, and products within the model, are none.
+    assert other_than_mean(functional.cross_entropy(head(normed), labels % CLASSES), ROWS, [outputs]) is None
+    within = head((x @ x.T) @ outputs)
+    assert other_than_mean(functional.cross_entropy(within, labels % CLASSES), ROWS, [within]) is None
+
+
+class Carrying(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.RNN(6, 8, batch_first=True)
+        self.outer = torch.nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        outputs, state = self.inner(x[:, None], state)
+        return self.outer(outputs[:, -1]), state
+
+
+def carries(kit: Kit, *, on: bool = True) -> list[str]:
+    words: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: words.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("dist_core").addHandler(handler)
+    model = Carrying()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
+    for _ in kit.epochs(2):
+        state: torch.Tensor | None = None
+        for x, y in loader:
+            optimizer.zero_grad()
+            outputs, state = wrapped(x, state if on else None)
+            functional.mse_loss(outputs, y).backward()
+            optimizer.step()
+            state = state.detach()
+    return [each for each in words if "returned for the batch before" in each]
+
+
+@pytest.mark.parametrize(("replicas", "passes", "on"), [(2, 1, True), (1, 2, True), (2, 1, False), (1, 1, True)])
+def test_a_state_that_is_carried_on_is_told_of_once_where_batches_are_divided(
+    replicas: int, passes: int, on: bool
+) -> None:
+    first, *others = as_trial(partial(carries, on=on), replicas, passes)
+    assert len(first) == (on and (replicas > 1 or passes > 1))
+    assert not any(others)

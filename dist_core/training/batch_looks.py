@@ -1,0 +1,73 @@
+"""Looks at what a training loop does with a batch, and warns where that depends on how batches are divided."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dist_core.gradients.loss_means import other_than_mean
+from dist_core.gradients.step_place import StepPlace
+from dist_core.torch_private import StorageWeakRef, storages_of, tensors_in
+from dist_core.trial.replica import Replica
+
+MOST_LOOKS = 8
+"""Passes that are looked at, once the trial divides batches."""
+
+
+class BatchLooks:
+    """Looks at the first passes of one model, and warns of a habit once."""
+
+    def __init__(self, core: Replica, place: StepPlace, model: str) -> None:
+        self._core = core
+        self._place = place
+        self._model = model
+        self._losses_left = self._inputs_left = MOST_LOOKS
+        self._outputs: list[torch.Tensor] = []
+        """Outputs of the present pass."""
+        self._carried: set[StorageWeakRef] = set()
+        """Memory of the outputs of the pass before."""
+        self._pass = (-1, -1)
+        """Step and index of the pass that the outputs are of."""
+
+    def forward_begins(self, inputs: Any) -> None:
+        """Warn of a state that the script carries from batch to batch where batches may be divided otherwise."""
+        present = self._core.position.steps, self._place.index
+        if present != self._pass:
+            self._pass, self._carried, self._outputs = present, storages_of(self._outputs), []
+        if not self._inputs_left or not (self._divides or self._core.environment is not None):
+            return
+        self._inputs_left -= 1
+        if self._carried and self._carried & storages_of(tensors_in(inputs)):
+            self._inputs_left = 0
+            self._warn(
+                f"{self._model} is given what it returned for the batch before, as states of a recurrent network are "
+                "carried on, but rescales and passes change which samples a replica has. Keep the trial at one size "
+                "(min_replicas=max_replicas), without gradient_accumulation"
+            )
+
+    def forward_ended(self, output: Any) -> None:
+        if self._place.step is not None and (self._losses_left or self._inputs_left):
+            self._outputs += tensors_in(output)
+
+    def backward_begins(self, loss: torch.Tensor) -> None:
+        """Warn of a loss that is no mean over its samples where replicas or passes average gradients of it."""
+        place = self._place
+        if place.step is None or not self._divides or place.amounts or not place.computed or not self._losses_left:
+            return
+        self._losses_left -= 1
+        other = other_than_mean(loss, len(place.step.micro_batches[place.index]), self._outputs)
+        if other is not None:
+            self._losses_left = 0
+            self._warn(
+                f"replicas and passes average their gradients of {self._model}, but the loss is {other}; else its "
+                "gradient depends on the number of replicas"
+            )
+
+    @property
+    def _divides(self) -> bool:
+        return self._core.generation.group.num_replicas > 1 or self._place.has_several_passes
+
+    def _warn(self, message: str) -> None:
+        if self._core.generation.group.rank == 0:
+            self._core.warn(message)
