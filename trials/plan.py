@@ -68,28 +68,33 @@ class RetryJoin:
 Action = Launch | Publish | Stop | RetryJoin
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circumstances:
+    """Facts about a trial beside its records."""
+
+    near_epoch: int | None = None
+    """Latest epoch that the trial will be in soon; joiners that stand in a later one are let in later, so that an offer
+    is not open for hours. None when nothing is known."""
+    vacate: bool = False
+    """The slots to move to have been held by others for too long."""
+    leaving: Set[str] = frozenset()
+    """Processes that somebody outside is about to end."""
+    broken_since: float | None = None
+    """Time at which one of them said that a collective failed, if they have not gone on since."""
+    done: Set[str] = frozenset()
+    """Processes that have lately ended by themselves and without an error; the trial is about to."""
+    torn_for_good: Set[str] = frozenset()
+    """Processes whose replica has lacked another one for so long that they have not ended by themselves."""
+
+
 def plan(
     trial: TrialRecord,
     wanted: Mapping[str, int],
     rows: Sequence[ReplicaRecord],
     now: float,
-    *,
-    near_epoch: int | None = None,
-    vacate: bool = False,
-    leaving: Set[str] = frozenset(),
-    broken_since: float | None = None,
-    done: Set[str] = frozenset(),
-    torn_for_good: Set[str] = frozenset(),
+    circumstances: Circumstances = Circumstances(),  # noqa: B008  # frozen
 ) -> list[Action]:
-    """Actions for a trial that should have ``wanted`` slots by node; ``rows`` are its processes that are not gone.
-
-    ``near_epoch``: latest epoch that the trial will be in soon; joiners that stand in a later one are let in later, so
-    that an offer is not open for hours. None when nothing is known. ``vacate``: the slots to move to have been held by
-    others for too long. ``leaving``: processes that somebody outside is about to end. ``broken_since``: when one of
-    them said that a collective failed, if they have not gone on since. ``done``: processes that have lately ended by
-    themselves and without an error; the trial is about to. ``torn_for_good``: processes whose replica has
-    lacked another one for so long that they have not ended by themselves.
-    """
+    """Actions for a trial that should have ``wanted`` slots by node; ``rows`` are its processes that are not gone."""
     if trial.state.is_final:
         # Nothing is left to save.
         return [_stop(row, force=True) for row in rows if _may_stop(row, now)]
@@ -106,13 +111,17 @@ def plan(
     if trial.switching and not trial.published_members and any(row.replica_id in trial.members for row in rows):
         # On its way to a pause. Whoever leaves first is not lost; whoever does not leave in time is ended.
         overdue = now - trial.published_at > PAUSE_DEADLINE_SECONDS
-        late = [row for row in rows if overdue or row.replica_id in torn_for_good]
+        late = [row for row in rows if overdue or row.replica_id in circumstances.torn_for_good]
         return [*stops, *(_stop(row, force=True) for row in late if _may_stop(row, now))]
     if torn:
-        stops += [_stop(row, force=True) for row in torn if row.replica_id in torn_for_good and _may_stop(row, now)]
+        stops += [
+            _stop(row, force=True)
+            for row in torn
+            if row.replica_id in circumstances.torn_for_good and _may_stop(row, now)
+        ]
         if not any(replica.ids[0] in trial.members for replica in replicas) and (trial.members or not replicas):
             return stops
-    return [*stops, *_plan_live(trial, wanted, replicas, now, near_epoch, vacate, leaving, broken_since, done)]
+    return [*stops, *_plan_live(trial, wanted, replicas, now, circumstances)]
 
 
 def _has_left(row: ReplicaRecord, trial: TrialRecord) -> bool:
@@ -125,11 +134,7 @@ def _plan_live(
     wanted: Mapping[str, int],
     replicas: Sequence[Replica],
     now: float,
-    near_epoch: int | None,
-    vacate: bool,
-    leaving: Set[str],
-    broken_since: float | None,
-    done: Set[str],
+    circumstances: Circumstances,
 ) -> list[Action]:
     """Plan for a live trial, without the replicas that have left."""
     alive = {name: replica for replica in replicas for name in replica.ids}
@@ -137,15 +142,15 @@ def _plan_live(
     if not trial.members or not members:
         return _plan_start(trial, wanted, replicas, now)
     if len(members) < len(trial.members) and not _published_only(trial, members):
-        if set(trial.members) - set(members) <= done and broken_since is None:
+        if set(trial.members) - set(members) <= circumstances.done and circumstances.broken_since is None:
             return []
         return [Publish(tuple(members), None)]
     training = list({alive[name].ids: alive[name] for name in members}.values())
     joiners = [replica for replica in replicas if replica not in training]
     if trial.switching:
-        return _plan_switch(trial, members, joiners, now, broken_since)
-    staying = _names(replica for replica in training if leaving.isdisjoint(replica.ids))
-    if len(staying) < len(members) or _is_over(broken_since, now):
+        return _plan_switch(trial, members, joiners, now, circumstances.broken_since)
+    staying = _names(replica for replica in training if circumstances.leaving.isdisjoint(replica.ids))
+    if len(staying) < len(members) or _is_over(circumstances.broken_since, now):
         return [Publish(staying, None)]
     if not any(wanted.values()):
         return [Publish((), None), *_ended(joiners)]
@@ -163,12 +168,12 @@ def _plan_live(
     late = [joiner for joiner in joiners if _is_late(joiner, now)]
     if late:
         return _ended(late)
-    if missing and leaves and vacate:
+    if missing and leaves and circumstances.vacate:
         return [Publish(remaining, None), *([] if kept else _ended(joiners))]
     if missing:
         return [Launch(missing)]
     if joiners and all(joiner.state is ReplicaState.READY for joiner in joiners):
-        return _plan_join(members, joiners, near_epoch)
+        return _plan_join(members, joiners, circumstances.near_epoch)
     return []
 
 

@@ -45,31 +45,27 @@ STUDY = "jobs"
 def submit(
     command: tuple[str, ...],
     replicas: str,
-    slots_per_replica: int,
     study: str,
     env: tuple[str, ...],
     follow: bool,
-    preemptible: bool,
-    keep_state: bool,
     state_dir: Path | None,
     scheduler: str,
+    **options: bool | int,
 ) -> None:
     """Run a command as an elastic job: elastune submit --replicas 1:8 -- python train.py --lr 0.1."""
     least, most = _bounds(replicas)
     client = client_of(state_dir, scheduler)
     spec: dict[str, Any] = {
+        **options,
         "study": study,
         "entrypoint": ENTRYPOINT,
         "payload": {"command": command},
         "min_replicas": least,
         "max_replicas": most,
-        "slots_per_replica": slots_per_replica,
         "working_dir": str(Path.cwd()),
         "python_path": [str(Path.cwd())],
         "preload": ["torch"] if _is_python(command[0]) else [],
         "environ": {**sent_environ(None), **_variables(env)},
-        "preemptible": preemptible,
-        "keep_state": keep_state,
         "driven": False,
     }
     # Studies go by their titles, where people have given them one.

@@ -84,12 +84,13 @@ def simulate(
     **options: Any,
 ) -> None:
     """Run policies over a workload in virtual time, and compare them."""
-    from scheduler.simulator.command import ClusterOptions, run, run_sweep
+    from scheduler.simulator.command import ClusterOptions, Source, run, run_sweep
 
     cluster = ClusterOptions(**{each.name: options.pop(each.name) for each in fields(ClusterOptions)})
     if sweep is None:
-        usual = ["goodput", "pollux", "tiresias"] if options["recorded"] is None else ["goodput", "fifo"]
-        run(policies=list(policy) or usual, cluster=cluster, **options)
+        source = Source(**{each.name: options.pop(each.name) for each in fields(Source)})
+        usual = ["goodput", "pollux", "tiresias"] if source.recorded is None else ["goodput", "fifo"]
+        run(source, policies=list(policy) or usual, cluster=cluster, **options)
         return
     run_sweep(
         sweep,

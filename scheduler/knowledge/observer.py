@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dist_core.goodput import Hints
@@ -39,6 +39,16 @@ STOPPED = frozenset({TrialState.PRUNED, TrialState.CANCELLED})
 SHORTEST_EPOCH_SECONDS = 1e-3
 OFFER_SECONDS = 15.0
 """Longest time for which a generation is offered before the epoch in which its joiners wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StudyFacts:
+    """Facts that are the same for all trials of a study at one moment."""
+
+    study: Study | None
+    quotas: Sequence[SlotQuota]
+    survival: Survival
+    priority: int
 
 
 class Observer:
@@ -133,17 +143,14 @@ class Observer:
         self._usage.look(replicas_of, {trial.trial_id: trial.spec.study for trial in trials}, now)
         self._read_hints(trials, now)
         standing = self._promises(trials, studies)
-        survival = {name: self._histories[name].survival for name in {trial.spec.study for trial in trials}}
+        facts = {name: self._facts_of(name, studies, priorities) for name in {trial.spec.study for trial in trials}}
         self.under_way = set()
         views = tuple(
             self._view(
                 trial,
                 replicas_of.get(trial.trial_id, []),
-                studies.get(trial.spec.study),
-                _quotas_of_studies(studies, trial.spec.study),
+                facts[trial.spec.study],
                 standing.get(trial.trial_id),
-                survival[trial.spec.study],
-                priorities.get(trial.spec.study, 0),
                 now,
                 self._launcher.quotas(trial.trial_id),
                 backs_off=trial.trial_id in backing_off,
@@ -181,6 +188,7 @@ class Observer:
                 quotas = self._launcher.quotas(latest.trial_id)
             except UnknownTrial:
                 continue
+            facts = self._facts_of(name, studies, priorities)
             for index in range(min(number, slots // max(1, latest.spec.min_slots))):
                 trial = replace(
                     latest,
@@ -192,21 +200,7 @@ class Observer:
                     layout="",
                     submitted_at=now,
                 )
-                priority = priorities.get(name, 0)
-                views.append(
-                    self._view(
-                        trial,
-                        [],
-                        study,
-                        _quotas_of_studies(studies, name),
-                        None,
-                        history.survival,
-                        priority,
-                        now,
-                        quotas,
-                        backs_off=False,
-                    )
-                )
+                views.append(self._view(trial, [], facts, None, now, quotas, backs_off=False))
         return tuple(views[:slots])
 
     def _forget_studies(self, live: Set[str], studies: Mapping[str, Study], now: float) -> None:
@@ -260,21 +254,27 @@ class Observer:
                 known = self._start_seconds.setdefault(study, deque(maxlen=15))
                 known.append(max(0.0, replica.ready_at - replica.launched_at))
 
+    def _facts_of(self, name: str, studies: Mapping[str, Study], priorities: Mapping[str, int]) -> _StudyFacts:
+        return _StudyFacts(
+            study=studies.get(name),
+            quotas=_quotas_of_studies(studies, name),
+            survival=self._histories[name].survival,
+            priority=priorities.get(name, 0),
+        )
+
     def _view(
         self,
         trial: TrialRecord,
         replicas: Sequence[ReplicaRecord],
-        study: Study | None,
-        studys_quotas: Sequence[SlotQuota],
+        facts: _StudyFacts,
         promise: Promise | None,
-        survival: Survival,
-        priority: int,
         now: float,
         launchers_quotas: Sequence[SlotQuota],
         *,
         backs_off: bool,
         granted: Grant | None = None,
     ) -> TrialView:
+        study, survival = facts.study, facts.survival
         terms = StudyTerms() if study is None else study.terms
         placement: Placement = Counter(replica.node for replica in replicas)
         # Between two sizes it holds slots of both; what is decided next starts from where it is going.
@@ -329,8 +329,8 @@ class Observer:
             preemptible=trial.spec.preemptible,
             only_on=trial.spec.only_on,
             study_weight=terms.weight,
-            study_priority=priority,
-            quotas=(*studys_quotas, *launchers_quotas),
+            study_priority=facts.priority,
+            quotas=(*facts.quotas, *launchers_quotas),
             goal=terms.goal,
             deadline_in=None if terms.deadline_at is None else terms.deadline_at - now,
             budget_left=None

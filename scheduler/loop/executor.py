@@ -16,7 +16,17 @@ from scheduler.loop.starts import Starts
 from scheduler.loop.trial_files import TrialFiles
 from scheduler.snapshot import Grant, Placement
 from trials.launch.base import Launcher
-from trials.plan import DONE_PATIENCE_SECONDS, Launch, Publish, RetryJoin, Stop, plan, replica_number, whole_replicas
+from trials.plan import (
+    DONE_PATIENCE_SECONDS,
+    Circumstances,
+    Launch,
+    Publish,
+    RetryJoin,
+    Stop,
+    plan,
+    replica_number,
+    whole_replicas,
+)
 from trials.record import Reason, ReplicaRecord, TrialRecord
 from trials.states import TrialEvent, TrialState
 from trials.store import TrialStore
@@ -55,23 +65,16 @@ class Executor:
         self._journal.note_waiting(trial, grant, now)
         replicas = self._store.replicas(trial_id=trial.trial_id)
         trial, wanted = self._as_granted(trial, grant, replicas)
-        near = self._observer.near_epoch(trial.trial_id)
         blocked = self._blocked_since.pop(trial.trial_id, None)
-        vacate = blocked is not None and now - blocked >= self._settings.move_patience_seconds
-        leaving = frozenset(self._observations.leaving)
-        broken = self._observations.broken_since(trial.trial_id)
-        for action in plan(
-            trial,
-            wanted,
-            replicas,
-            now,
-            near_epoch=near,
-            vacate=vacate,
-            leaving=leaving,
-            broken_since=broken,
+        circumstances = Circumstances(
+            near_epoch=self._observer.near_epoch(trial.trial_id),
+            vacate=blocked is not None and now - blocked >= self._settings.move_patience_seconds,
+            leaving=frozenset(self._observations.leaving),
+            broken_since=self._observations.broken_since(trial.trial_id),
             done=self._done(trial, replicas, now),
             torn_for_good=self._torn_for_good(trial, replicas, now),
-        ):
+        )
+        for action in plan(trial, wanted, replicas, now, circumstances):
             if isinstance(action, Launch):
                 if not self._launch(trial, grant, action.placement, now) and trial.members:
                     self._blocked_since[trial.trial_id] = now if blocked is None else blocked

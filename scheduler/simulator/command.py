@@ -62,6 +62,17 @@ class ClusterOptions:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Jobs to simulate: those of a workload file, of a scheduler's record, or drawn at random."""
+
+    workload: Path | None
+    traces: Path | None
+    recorded: Path | None
+    jobs: int
+    seed: int
+
+
 @contextmanager
 def _quiet_loop() -> Iterator[None]:
     """Silence the loop's log, which would tell of each of thousands of trials."""
@@ -76,15 +87,11 @@ def _quiet_loop() -> Iterator[None]:
 
 @_quiet_loop()
 def run(
-    workload: Path | None,
-    traces: Path | None,
+    source: Source,
     *,
-    recorded: Path | None,
     policies: list[str],
     cluster: ClusterOptions,
     information: str,
-    jobs: int,
-    seed: int,
     json_path: Path | None,
     picture: Path | None,
     why: str | None = None,
@@ -97,9 +104,9 @@ def run(
         raise ValueError(f"information is {information!r}; choose one of {', '.join(get_args(Information))}")
     console = Console()
     ran: AsItRan | None = None
-    if recorded is not None and workload is not None:
+    if source.recorded is not None and source.workload is not None:
         raise ValueError("a workload file and --recorded were given; leave one out")
-    recording = None if recorded is None else read_recorded(recorded)
+    recording = None if source.recorded is None else read_recorded(source.recorded)
     if recording is not None:
         cluster = cluster.or_else(nodes=recording.ran.nodes, slots_per_node=recording.ran.slots_per_node, live=True)
     settings = cluster.settings()
@@ -118,7 +125,7 @@ def run(
             return RecordedWorld(recording, policy, settings)
 
     else:
-        submissions = _submissions(workload, traces, jobs, seed)
+        submissions = _submissions(source)
     with console.status("simulating") as status:
         results = compare(
             submissions,
@@ -206,13 +213,12 @@ def _tell(console: Console, job: str | None, results: Sequence[SimulationResult 
             console.print(f"{told.at:9.0f} s  {told.what}: {told.why}", highlight=False, markup=False)
 
 
-def _submissions(workload: Path | None, traces: Path | None, jobs: int, seed: int) -> list[Submission]:
-    if workload is None:
-        return synthetic_workload(jobs, seed=seed)
-    folder = traces or workload.parent
-    submissions = read_workload(workload, folder)
+def _submissions(source: Source) -> list[Submission]:
+    if source.workload is None:
+        return synthetic_workload(source.jobs, seed=source.seed)
+    submissions = read_workload(source.workload, source.traces or source.workload.parent)
     if not submissions:
-        raise InvalidWorkload(f"{workload} holds no job")
+        raise InvalidWorkload(f"{source.workload} holds no job")
     return submissions
 
 

@@ -17,6 +17,7 @@ from trials.plan import (
     PAUSE_DEADLINE_SECONDS,
     SWITCH_DEADLINE_SECONDS,
     Action,
+    Circumstances,
     Launch,
     Publish,
     RetryJoin,
@@ -48,7 +49,7 @@ def training(*names: str) -> TrialRecord:
 
 def plan(record: TrialRecord, wanted: int, replicas: list[ReplicaRecord], now: float, **more: Any) -> list[Action]:
     """On a cluster of one node."""
-    return plan_by_node(record, {"n": wanted}, replicas, now, **more)
+    return plan_by_node(record, {"n": wanted}, replicas, now, Circumstances(**more))
 
 
 def of_two(*names: str, **changes: object) -> list[ReplicaRecord]:
@@ -248,9 +249,10 @@ def test_a_trial_moves_by_growing_before_it_leaves() -> None:
 
 def test_a_trial_whose_new_slots_are_taken_leaves_first() -> None:
     a, b = replica("a"), replica("b", node="m")
-    assert plan_by_node(training("a", "b"), {"m": 2}, [a, b], 0.0, vacate=True) == [Publish(("b",), None)]
-    assert plan_by_node(training("a"), {"m": 1}, [a], 0.0, vacate=True) == [Publish((), None)]
-    assert plan_by_node(training("a"), {"n": 2}, [a], 0.0, vacate=True) == [Launch({"n": 1})]
+    vacate = Circumstances(vacate=True)
+    assert plan_by_node(training("a", "b"), {"m": 2}, [a, b], 0.0, vacate) == [Publish(("b",), None)]
+    assert plan_by_node(training("a"), {"m": 1}, [a], 0.0, vacate) == [Publish((), None)]
+    assert plan_by_node(training("a"), {"n": 2}, [a], 0.0, vacate) == [Launch({"n": 1})]
 
 
 class World:
@@ -336,7 +338,7 @@ def test_whatever_is_wanted_the_trial_gets_there(seed: int, wishes: list[dict[st
         for step in range(300):
             world.deaths = deaths and step < 100
             actions = plan_by_node(
-                world.trial, wanted, list(world.replicas.values()), world.now, vacate=world.blocked > 3
+                world.trial, wanted, list(world.replicas.values()), world.now, Circumstances(vacate=world.blocked > 3)
             )
             for action in actions:
                 world.act(action)
