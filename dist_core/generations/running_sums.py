@@ -58,7 +58,7 @@ class Summed(Stateful, Protocol):
     def back_to_mark(self) -> None: ...
 
     def catch_up(self, state: dict[str, Any]) -> None:
-        """Count what was taken back after all; the state is another replica's."""
+        """Add what this replica had taken back, as the replica that ``state`` comes from has counted it."""
         ...
 
 

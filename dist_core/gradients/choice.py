@@ -176,7 +176,7 @@ class Tuner:
 
     @property
     def candidate(self) -> int:
-        """Index of the one to use now."""
+        """Index of the candidate for this step: the fastest one once settled, else the next one to time."""
         if self.settled:
             return self._fastest_by_size.get(self._key, 0)
         return 0 if self._finished else self._turn % self._num_candidates

@@ -68,7 +68,10 @@ class _Behind:
 
 
 class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it is without types
-    """Takes what Accelerate's takes. Raises InvalidTraining for plugins that divide the work in another way."""
+    """Accelerate's Accelerator in an elastic trial, with its arguments.
+
+    Raises InvalidTraining for plugins that divide the work in another way.
+    """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         for name in _OTHERS:

@@ -73,7 +73,7 @@ class ElasticFitLoop(_FitLoop):
 
     @property
     def _limit(self) -> int:
-        """Epochs in all."""
+        """Number of epochs to train."""
         loop, by_epochs = self.epoch_loop, sys.maxsize if self.max_epochs in (None, -1) else int(self.max_epochs)
         per_epoch = min(loop.steps.per_epoch or math.inf, -(-self.max_batches // loop.passes))
         if self.max_steps == -1 or per_epoch == math.inf:

@@ -27,7 +27,9 @@ _TAKEN_OVER = (
 def elastic_like(
     theirs: DataLoader[Any], kind: type[Loader], *, whom: str, processes: int = 1, passes: int = 1, **options: Any
 ) -> Loader:
-    """Return an elastic loader in place of one that serves ``processes``, in ``passes`` a step.
+    """Return an elastic loader over the samples of a plain one.
+
+    ``processes`` and ``passes``: how many of each share a step in the loop that the plain one is for.
 
     Raises InvalidTraining for a loader whose batches somebody else cuts; ``whom`` it was given to.
     """

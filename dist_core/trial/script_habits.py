@@ -94,7 +94,7 @@ class ScriptHabits(Listener):
         self._repeats = True
 
     def step_begins(self) -> None:
-        """Take back what a body that did not count has left, now that all it does behind the update is over."""
+        """Undo, before a new step, what the loop body has changed in a step that did not count."""
         if self._left_out is not None:
             self._left_out(copies_only=True)
             self._left_out = None

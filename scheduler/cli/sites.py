@@ -73,7 +73,7 @@ def choose_site(wanted: Wanted) -> Chosen:
 
 
 def _has_shape(emulate: str | None) -> bool:
-    """Tell whether emulated devices are counted in nodes and slots, and so have nothing to do with an allocation's."""
+    """Tell whether ``emulate`` gives nodes and slots of its own (``4x8``), instead of an allocation's."""
     return emulate is not None and emulate.partition(":")[0].replace("x", "", 1).isdigit()
 
 

@@ -56,7 +56,7 @@ class Answer:
 
 
 class NoAnswer(Exception):
-    """Nobody answered, or there is no such address; why."""
+    """A request got no answer: nobody listens there, or there is no such address, as the message says."""
 
 
 class Carrier(Protocol):

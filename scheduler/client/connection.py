@@ -18,7 +18,10 @@ from scheduler.state_folder import is_held, read_server_file
 
 
 class SchedulerClient:
-    """Thread-safe. Every method raises SchedulerUnreachable, NotAuthorized or RequestRefused."""
+    """Thread-safe HTTP connection to one scheduler.
+
+    Every method raises SchedulerUnreachable, NotAuthorized or RequestRefused.
+    """
 
     def __init__(self, url: str, token: str, *, carrier: Carrier | None = None, quick: bool = False) -> None:
         """Connect lazily: the first question shows whether anybody answers.

@@ -75,7 +75,7 @@ class LoopThread:
                 self._tick()
             except StoreUnavailable as error:
                 # Trials go on training; what could not be written is seen again at the next tick.
-                logger.error("tick abandoned, trying again: %s", error)
+                logger.error("no decisions, because the store cannot be used; trials train on; trying again: %s", error)
                 self._on_deaf()
                 time.sleep(TICK_SECONDS)
             except Exception:

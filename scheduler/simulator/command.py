@@ -51,7 +51,7 @@ class ClusterOptions:
         )
 
     def settings(self) -> SimulationSettings:
-        """Return published simulators' intervals, or the loop's own and its measured pauses."""
+        """Return the settings; defaults are a decision a minute and pauses of 30 s, as published, or ``live`` ones."""
         every, pause = (0.0, LIVE_PAUSE_SECONDS) if self.live else (60.0, 30.0)
         return SimulationSettings(
             nodes=self.nodes or 16,

@@ -102,7 +102,7 @@ def _instances(handle: Any) -> Iterator[Any]:
 
 
 def _names(wanted: str, names: set[str]) -> bool:
-    """CUDA takes the beginning of a UUID for the whole of it."""
+    """Tell whether ``wanted`` is one of a GPU's names, or the beginning of its UUID, which CUDA accepts too."""
     return wanted in names or (len(wanted) > len("GPU-") and any(name.startswith(wanted) for name in names))
 
 

@@ -158,7 +158,10 @@ class LocalLauncher(Launcher):
             pid = servers.fork(request, document) if servers is not None else None
             if self._closed:
                 # Its fork server was ended to get here: nobody would look after what starts now.
-                raise LaunchFailed("the scheduler is shutting down")
+                raise LaunchFailed(
+                    "the replica was not started, because the scheduler is shutting down; its trial goes on with the "
+                    "next one"
+                )
             if pid is None:
                 pid = self._launch_cold(request, document)
         except OSError as error:

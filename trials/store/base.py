@@ -131,7 +131,7 @@ class Backing:
     def add_replica(self, replica: ReplicaRecord) -> None: ...
 
     def save_replicas(self, replicas: Sequence[ReplicaRecord], fields: Sequence[str]) -> None:
-        """Keep these fields of them."""
+        """Write the named fields of these replicas' records."""
 
     def save_hints(self, trial_id: str, hints: Mapping[str, Any], measured: Measurement | None) -> None: ...
 

@@ -313,7 +313,7 @@ def engine_for(url: str) -> Engine:
         except (ModuleNotFoundError, sa.exc.NoSuchModuleError, sa.exc.ArgumentError, TypeError) as error:
             raise StoreUnavailable(
                 f"the database {_without_password(url)} cannot be used: {error}; give "
-                "postgresql+psycopg://USER@HOST/NAME and `pip install elastune[postgresql]`, or leave it out for a "
+                "postgresql+psycopg://USER@HOST/NAME and `pip install 'elastune[postgresql]'`, or leave it out for a "
                 "file in the state folder"
             ) from error
     options: dict[str, Any] = {"connect_args": {"timeout": BUSY_SECONDS, "check_same_thread": False}}

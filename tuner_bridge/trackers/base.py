@@ -29,7 +29,7 @@ class TrialIdentity:
 
 
 class TrackedRun(Protocol):
-    """Called from the thread that serves the trial."""
+    """One trial's run in a tracker, whose methods are called from the thread that serves the trial."""
 
     identity: str
     """Identity by which a resumed sweep finds it again."""

@@ -40,7 +40,7 @@ class _Watched:
 
 
 class PageFeed:
-    """Used from the event loop, but for ``note_report``, which any thread may call."""
+    """Changes for the open pages, worked out once for all. Not thread-safe, but for ``note_report``."""
 
     def __init__(self) -> None:
         self._watched: dict[tuple[Access, str], _Watched] = {}
