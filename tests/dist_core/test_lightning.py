@@ -65,9 +65,9 @@ def test_a_lost_replica_changes_no_number(habit: Any, place: str) -> None:
     equally_logged(survivors[0], expected)
 
 
-@pytest.mark.parametrize("kind", [written.InTurns, written.Thawed])
+@pytest.mark.parametrize("kind", [written.InTurns, written.Thawed, written.Weighed])
 @pytest.mark.parametrize("replicas", [1, GROWN, RESCALED])
-def test_weights_of_two_optimizers_and_weights_that_are_frozen_for_a_while_train(kind: Any, replicas: int) -> None:
+def test_weights_of_two_optimizers_frozen_for_a_while_or_of_a_weighed_loss_train(kind: Any, replicas: int) -> None:
     habit = functools.partial(written.of_a_kind, kind)
     expected = in_plain_pytorch(habit)
     for found in as_trial(habit, replicas):

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchmetrics import MeanSquaredError
 
+import dist_core
 from dist_core.trial.current import get_core
 from tests.support.habits import BATCH, Kit, examples, network, weights_of
 
@@ -119,6 +120,19 @@ class InTurns(Regression):
 
     def configure_optimizers(self) -> Any:
         return torch.optim.Adam(self.parameters(), lr=0.01), torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+class Weighed(Regression):
+    """Its loss is a mean over weights of the samples."""
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        x, y = batch
+        weights = 1.0 + 4.0 * (x[:, :1] > 0)
+        loader = dist_core.current_dataloader()
+        if loader is not None:
+            loader.weigh(float(weights.sum()))
+        loss: torch.Tensor = (weights * (self.net(x) - y) ** 2).sum() / weights.sum()
+        return loss
 
 
 class Thawed(Regression):
