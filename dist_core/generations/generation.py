@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 from dist_core.errors import PeerLost
 from dist_core.generations.group_needs import GroupNeeds
 from dist_core.generations.membership import Prepared
@@ -9,6 +14,8 @@ from dist_core.generations.process_groups import ReplicaGroup, lone_group
 
 DRY_STEPS = 2
 """Passes a joiner makes alone: they build its gradient buckets in the order that the survivors' have."""
+LOSS_PATIENCE_SECONDS = 0.5
+"""Seconds for survivors to notice a lost replica by themselves, before what they wait in is broken off."""
 
 
 class Generation:
@@ -31,6 +38,9 @@ class Generation:
         self.took_over = False
         """This process has become the one that reports while the trial trained; whoever cares clears it."""
         self._last_rank = 0
+        self._lost: Sequence[str] = ()
+        """Members of this generation and the next one that the scheduler says are gone."""
+        self._meeting: Prepared | None = None
 
     # ------------------------------------------------------------------ what follows from it
 
@@ -110,6 +120,39 @@ class Generation:
         """Note that a collective failed: this step does not count. Safe from any thread."""
         if self.broken is None:
             self.broken = reason
+
+    # ------------------------------------------------------------------ replicas that are lost
+
+    def note_losses(self, lost: Sequence[str]) -> None:
+        """Note losses that the scheduler may know of before a collective does. Called from another thread."""
+        self._lost = lost
+        self._break_off_if_lost(self.members, self.group)
+        meeting = self._meeting
+        if meeting is not None and meeting.group is not None:
+            self._break_off_if_lost(meeting.generation.members, meeting.group)
+
+    @contextmanager
+    def meeting(self, prepared: Prepared) -> Iterator[ReplicaGroup]:
+        """While the members of a generation hand over state before they enter it: the loss of one ends that, too."""
+        assert prepared.group is not None
+        self._meeting = prepared
+        self._break_off_if_lost(prepared.generation.members, prepared.group)
+        try:
+            yield prepared.group
+        finally:
+            self._meeting = None
+
+    def _break_off_if_lost(self, members: Sequence[str], group: ReplicaGroup) -> None:
+        if set(self._lost).isdisjoint(members):
+            return
+
+        def break_off() -> None:
+            time.sleep(LOSS_PATIENCE_SECONDS)
+            meeting = self._meeting
+            if self.group is group or (meeting is not None and meeting.group is group):
+                group.break_off()
+
+        threading.Thread(target=break_off, name="elastune-loss", daemon=True).start()
 
     def succeeded_everywhere(self, succeeded: bool) -> bool:
         """Tell whether something succeeded on every replica; collective."""

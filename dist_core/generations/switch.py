@@ -9,7 +9,6 @@ from typing import Any
 from dist_core.errors import PeerLost
 from dist_core.generations.decision import Decision, decide_switch, vote_for
 from dist_core.generations.generation import DRY_STEPS, Generation
-from dist_core.generations.losses import Losses
 from dist_core.generations.membership import Membership, Prepared
 from dist_core.generations.state_transfer import share_state
 from dist_core.link.news import News
@@ -24,14 +23,12 @@ class Switch:
     def __init__(
         self,
         generation: Generation,
-        losses: Losses,
         membership: Membership,
         position: Position,
         states: Persistence,
         news: News,
     ) -> None:
         self._generation = generation
-        self._losses = losses
         self._membership = membership
         self._position = position
         self._states = states
@@ -77,7 +74,7 @@ class Switch:
         new = [rank for rank, name in enumerate(members) if name not in self._generation.members]
         received: dict[str, Any] | None = None
         try:
-            with self._losses.meeting(prepared) as group:
+            with self._generation.meeting(prepared) as group:
                 joiners = sorted({rank // group.members for rank in new})
                 received = share_state(
                     group.data_parallel,

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 from dist_core.errors import EXIT_PEER_LOST, EXIT_PREEMPTED, PeerLost, ReplicaExit, RunAgain
 from dist_core.generations.generation import Generation
-from dist_core.generations.losses import Losses
 from dist_core.generations.membership import Membership, Prepared
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.generations.running_sums import ACCUMULATOR_PREFIX, RunningSums
@@ -125,9 +124,8 @@ class Healed:
 
 
 class Heal:
-    def __init__(self, generation: Generation, losses: Losses, membership: Membership, news: News) -> None:
+    def __init__(self, generation: Generation, membership: Membership, news: News) -> None:
         self._generation = generation
-        self._losses = losses
         self._membership = membership
         self._news = news
 
@@ -146,7 +144,7 @@ class Heal:
                 if prepared.group is None:
                     break
                 try:
-                    with self._losses.meeting(prepared) as group:
+                    with self._generation.meeting(prepared) as group:
                         _say_who_heals(group, heals=True)
                         healed = self._meet(prepared, group, survivor)
                         enter(healed)
@@ -188,7 +186,7 @@ class Heal:
 
         If one does, this replica has entered with it on return. Raises PeerLost when a member is gone.
         """
-        with self._losses.meeting(prepared) as group:
+        with self._generation.meeting(prepared) as group:
             if not _say_who_heals(group, heals=False):
                 return None
             healed = self._meet(prepared, group, survivor)

@@ -19,8 +19,6 @@ from dist_core.data.batch_size import Adaptation
 from dist_core.device import release_cached_memory
 from dist_core.errors import DistCoreError
 from dist_core.generations.generation import DRY_STEPS, Generation
-from dist_core.generations.join import Join
-from dist_core.generations.losses import Losses
 from dist_core.generations.membership import Membership
 from dist_core.generations.model_parallel import ModelParallelGroup
 from dist_core.generations.process_groups import ReplicaGroup
@@ -160,19 +158,17 @@ class Replica:
 
     def _meet_through_scheduler(self, membership: Membership, channel: ControlChannel) -> None:
         generation, position, states = self.generation, self.position, self.states
-        losses = Losses(generation)
         membership.group_needs = lambda: self.models.group_needs
-        membership.on_loss = losses.note
+        membership.on_loss = generation.note_losses
         membership.on_grace_over = self._say_what_is_lost
         membership.hurry()
         entering = Entering(generation, membership, self.batch, self.news, self.life)
         survivor = TrainingSurvivor(position, states, self.record, self.sums, self.rollback, self.script_habits)
-        heal = Heal(generation, losses, membership, self.news)
+        heal = Heal(generation, membership, self.news)
         healing = self.healing = Healing(generation, membership, heal, survivor, entering, self.life)
-        switch = Switch(generation, losses, membership, position, states, self.news)
+        switch = Switch(generation, membership, position, states, self.news)
         self.transitions = Transitions(generation, switch, healing, entering, self.departure, self.sums)
-        join = Join(generation, losses, membership, channel, position, states)
-        self.arrival = ScheduledArrival(generation, join, entering)
+        self.arrival = ScheduledArrival(generation, membership, channel, position, states, entering)
 
     def _make_loops(self) -> None:
         generation, position = self.generation, self.position

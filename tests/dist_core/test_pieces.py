@@ -13,7 +13,6 @@ from dist_core.errors import EXIT_PREEMPTED, InvalidTraining, PeerLost, ReplicaE
 from dist_core.generations.decision import PublishedGeneration
 from dist_core.generations.generation import DRY_STEPS, Generation
 from dist_core.generations.group_needs import GroupNeeds
-from dist_core.generations.losses import Losses
 from dist_core.generations.membership import Membership, Prepared
 from dist_core.generations.model_parallel import ModelParallelGroup
 from dist_core.generations.process_groups import ReplicaGroup, lone_group
@@ -71,7 +70,7 @@ def test_one_that_nobody_but_a_lost_replica_has_let_in_ends(monkeypatch: pytest.
         PublishedGeneration(number=4, members=("a", "j"), nodes=("n", "n"), join_epoch=2), group, as_joiner=True
     )
     news = cast("News", SimpleNamespace(announce=lambda path, body: said.append(path)))
-    heal = Heal(present, Losses(present), cast("Membership", OffersOnce(offer)), news)
+    heal = Heal(present, cast("Membership", OffersOnce(offer)), news)
     with pytest.raises(PeerLost, match="the replica that let this one join has vanished"):
         heal.wait_and_meet(cast("Any", None), reason="c is gone", enter=lambda healed: None)
     assert (broken, said) == ([group], ["/broken"])

@@ -23,9 +23,9 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import dist_core
-import dist_core.generations.join
 import dist_core.generations.switch
 import dist_core.state.checkpoint
+import dist_core.trial.entering
 from dist_core.generations.state_transfer import share_state
 from dist_core.state.packing import pack
 from dist_core.trial.current import get_core
@@ -130,7 +130,7 @@ def prepare_to_die(core: Replica, model: nn.Sequential, ballast: nn.Parameter | 
     elif place == "checkpoint":
         dist_core.state.checkpoint.os.fsync = dying(os.fsync)  # type: ignore[attr-defined]
     elif place == "rescale":
-        for module in (dist_core.generations.join, dist_core.generations.switch):
+        for module in (dist_core.trial.entering, dist_core.generations.switch):
             module.share_state = dying(share_state)  # type: ignore[attr-defined]  # where they look it up
 
 
