@@ -13,11 +13,11 @@ from dist_core.gradients.earlier_passes import around_backward
 from dist_core.gradients.noise.measurements import Measurements
 from dist_core.gradients.step_place import StepPlace
 from dist_core.larger.part_sums import PartSums
-from dist_core.training.passes_of_steps import PassesOfSteps
+from dist_core.trial.participants import Passes
 from dist_core.trial.replica import Replica
 
 
-class PartPasses(PassesOfSteps):
+class PartPasses(Passes):
     """Passes of a step through the part of a model that this process has.
 
     ``weighs``: whether gradients come unweighted. ``shares_data``: whether a replica's processes see one batch.

@@ -15,7 +15,7 @@ from dist_core.gradients.optimizers import keeps_its_closure
 from dist_core.gradients.patched_calls import updating
 from dist_core.torch_private import is_in_backward
 from dist_core.training.batch_scale import BatchScale
-from dist_core.training.passes_of_steps import PassesOfSteps
+from dist_core.trial.participants import Passes
 from dist_core.trial.replica import Replica
 
 
@@ -26,7 +26,7 @@ class OptimizerSteps:
         self,
         core: Replica,
         optimizers: Sequence[torch.optim.Optimizer],
-        passes: PassesOfSteps,
+        passes: Passes,
         scale: BatchScale,
     ) -> None:
         self._core = core

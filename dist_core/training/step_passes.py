@@ -21,8 +21,8 @@ from dist_core.gradients.step_place import StepPlace
 from dist_core.gradients.wrapped_state import WrappedState
 from dist_core.torch_private import loss_scale_of
 from dist_core.training.batch_looks import BatchLooks
-from dist_core.training.passes_of_steps import PassesOfSteps
 from dist_core.training.reduction import BucketReduction
+from dist_core.trial.participants import Passes
 from dist_core.trial.replica import Replica
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ _LEAST_SHARE = 1e-6
 """Share of a step's weight that a last pass has at least, as the earlier ones are weighed relative to it."""
 
 
-class StepPasses(PassesOfSteps):
+class StepPasses(Passes):
     over: BucketReduction
 
     def __init__(

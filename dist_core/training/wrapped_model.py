@@ -26,7 +26,7 @@ from dist_core.state.manifests import PARTS
 from dist_core.state.states import FunctionState
 from dist_core.training.batch_scale import BatchScale
 from dist_core.training.optimizer_steps import OptimizerSteps
-from dist_core.training.passes_of_steps import PassesOfSteps
+from dist_core.trial.participants import Passes
 from dist_core.trial.replica import Replica
 
 
@@ -77,7 +77,7 @@ class WrappedModel:
         core: Replica,
         outer: torch.nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
-        passes: PassesOfSteps,
+        passes: Passes,
         state: ModelState,
         *,
         scaling_rule: str | ScalingRule | None,

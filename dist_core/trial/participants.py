@@ -1,8 +1,9 @@
-"""Protocols between a trial and its wrapped models, so that neither has to import the other."""
+"""Loaders and wrapped models as a trial sees them, so that it does not have to import them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +13,8 @@ from dist_core.device import Device, Elapsed, Mark
 from dist_core.generations.group_needs import GroupNeeds
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.goodput import BatchBounds, GradientStatistics
+from dist_core.gradients.earlier_passes import EarlierGradients
+from dist_core.gradients.noise.measurements import Measurements
 from dist_core.gradients.step_place import StepPlace
 
 
@@ -51,86 +54,115 @@ class PacingLoader(Protocol):
         ...
 
 
-class Passes(Protocol):
-    """Passes of one model's steps, as the loader announces them."""
+class Passes(ABC):
+    """Passes of one model's steps as the loader announces them, through a whole model or a part of one.
 
-    user_accumulates: bool
+    ``over``: what sums gradients; ``measurements``: of their noise.
+    """
+
+    user_accumulates = False
     """True if the user's code sums gradients over several of the loader's batches by itself."""
 
-    @property
-    def awaits_update(self) -> bool:
-        """Tell whether the present step's gradients wait for those of later batches."""
-        ...
+    def __init__(
+        self, parameters: Sequence[torch.nn.Parameter], place: StepPlace, over: Reduction, measurements: Measurements
+    ) -> None:
+        self._parameters = list(parameters)
+        self.place = place
+        self.over = over
+        self.measurements = measurements
+        self._earlier_gradients = EarlierGradients(self._parameters)
 
-    def look_at_loss(self, loss: torch.Tensor) -> None:
-        """Warn of a loss whose gradient depends on how batches are divided."""
-        ...
-
-    def take_back_gradients(self) -> None:
-        """Put gradients that wait for later batches back to what they were before the present step."""
-        ...
-
-    @property
-    def took_gradients(self) -> bool:
-        """Tell whether gradients have come to the buckets since the present step began."""
-        ...
-
-    @property
-    def came_by_all(self) -> bool:
-        """Tell whether each of the present step's earlier passes has come through its backward pass, or none has."""
-        ...
-
-    def lay_out_buckets(self) -> None:
-        """Lay gradient buckets out as a forward pass does, together with the other replicas."""
-        ...
-
-    def reduce_nothing(self) -> None:
-        """Take part in the others' reductions without gradients. Raises InvalidTraining where that cannot be done."""
-        ...
-
-    def leave_step_out(self) -> None:
-        """Leave the step out: it makes no update, and nothing stays of its gradients and measurements."""
-        ...
-
+    @abstractmethod
     def begin(self, step: StepPlan, index: int, *, measures: bool) -> None:
         """Begin the pass of micro-batch ``index`` of ``step``.
 
         ``measures``: whether its gradients feed the noise scale.
         """
-        ...
 
-    @property
-    def unsent_amount(self) -> float | None:
-        """Return this replica's part of a sum that others make in a step where this one says no amounts; else None."""
-        ...
-
+    @abstractmethod
     def weigh(self, amount: float, total: float | None) -> None:
         """Weigh the present pass by ``amount``; ``total``: of all replicas and passes, given in the last pass."""
-        ...
 
+    @abstractmethod
+    def note_loss_scale(self) -> None:
+        """Note the loss scale during backward: a scaler changes it before the step is over."""
+
+    @abstractmethod
     def end_step(self) -> None:
         """End the step on this replica, applied or skipped."""
-        ...
 
-    def leave(self) -> None:
-        """Leave the loader's steps, and keep nothing of a step that was left in its middle."""
-        ...
+    def look_at_loss(self, loss: torch.Tensor) -> None:  # noqa: B027  # parts have nothing to say of theirs
+        """Warn of a loss whose gradient depends on how batches are divided."""
 
-    def end_probe(self, *, trained: bool) -> None: ...
+    # ------------------------------------------------------------------ gradients that the script sums up by itself
+
+    @property
+    def awaits_update(self) -> bool:
+        """Tell whether the present step's gradients wait for those of later batches."""
+        return False
+
+    def take_back_gradients(self) -> None:  # noqa: B027
+        """Put gradients that wait for later batches back to what they were before the present step."""
+
+    # ------------------------------------------------------------------ a step that is left out
+
+    @property
+    @abstractmethod
+    def came_by_all(self) -> bool:
+        """Tell whether each of the present step's earlier passes has come through its backward pass, or none has."""
+
+    @abstractmethod
+    def lay_out_buckets(self) -> None:
+        """Lay gradient buckets out as a forward pass does, together with the other replicas."""
+
+    @abstractmethod
+    def reduce_nothing(self) -> None:
+        """Take part in the others' reductions without gradients. Raises InvalidTraining where that cannot be done."""
+
+    @property
+    @abstractmethod
+    def unsent_amount(self) -> float | None:
+        """Return this replica's part of a sum that others make in a step where this one says no amounts; else None."""
+
+    @abstractmethod
+    def leave_step_out(self) -> None:
+        """Leave the step out: it makes no update, and nothing stays of its gradients and measurements."""
+
+    # ------------------------------------------------------------------ passes that belong to no step
+
+    def end_probe(self, *, trained: bool) -> None:
+        self.place.end_probe()
+        if trained:
+            self.drop_gradients()
 
     def begin_dry(self) -> None:
-        """Begin a joiner's dry pass, which only lays out gradient buckets."""
-        ...
+        """Begin a joiner's pass on its own, which makes what steps need and changes nothing that lasts."""
+        self.place.begin_dry_step()
+        summing = self.over.group
+        summing.reduced = False
+        summing.passive, summing.measuring = True, False
 
     def end_dry(self) -> None:
         """End the dry steps of a replica that is alone, and leave none of their gradients."""
-        ...
+        self.place.is_dry = False
+        self.over.group.passive = False
+        self.drop_gradients()
 
-    def drop_gradients(self) -> None: ...
+    def leave(self) -> None:
+        """Leave the loader's steps, and keep nothing of a step that was left in its middle."""
+        self.place.leave()
+        self._earlier_gradients.drop()
+        self.over.group.measuring = False
 
-    def note_loss_scale(self) -> None:
-        """Note the loss scale during backward: a scaler changes it before the step is over."""
-        ...
+    def drop_gradients(self) -> None:
+        self._earlier_gradients.drop()
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    @property
+    def took_gradients(self) -> bool:
+        """Tell whether gradients have come since the present step began."""
+        return self.over.group.reduced
 
 
 class Summing(Protocol):
