@@ -28,12 +28,11 @@ from trials.errors import StateFolderInUse, StoreUnavailable
 from trials.terms import StudyTerms
 from tuner_bridge.driving.left_behind import left_behind
 from tuner_bridge.driving.sent_environ import Asked, asked_environ, library_settings, sent_environ, withheld
-from tuner_bridge.driving.shown_output import showing_output
 from tuner_bridge.driving.study_driver import file_name
 from tuner_bridge.driving.template import TrialTemplate
 from tuner_bridge.errors import InvalidSweep, SweepInterrupted
 from tuner_bridge.in_replica.scripts import Script
-from tuner_bridge.optuna.notebook import in_notebook, page_link, show_page
+from tuner_bridge.optuna.display import in_notebook, page_link, show_page, showing_output
 from tuner_bridge.optuna.objective_template import bounded, template_of
 from tuner_bridge.optuna.population import Population
 from tuner_bridge.optuna.population_sweep import PopulationSweep
