@@ -92,7 +92,7 @@ def plan(
     wanted: Mapping[str, int],
     rows: Sequence[ReplicaRecord],
     now: float,
-    circumstances: Circumstances = Circumstances(),  # noqa: B008  # frozen
+    circumstances: Circumstances = Circumstances(),
 ) -> list[Action]:
     """Actions for a trial that should have ``wanted`` slots by node; ``rows`` are its processes that are not gone."""
     if trial.state.is_final:

@@ -153,7 +153,7 @@ class Replica:
             node_kind="" if self.environment is None else self.environment.node_kind,
         )
         self.pacing = Pacing(self.position, self.batch, self.habits)
-        self.script_habits = ScriptHabits(self.variables, self.models, self.pacing)
+        self.script_habits = ScriptHabits(self.variables, self.models, self.pacing, self.news.warn)
         self.hinting = Hinting(self.generation, self.position, self.models, self.pacing, self.layout, self.news)
 
     def _meet_through_scheduler(self, membership: Membership, channel: ControlChannel) -> None:

@@ -25,10 +25,11 @@ class ScriptHabits(Listener):
     as a copy: tensors of the script's own that change in a step and have the types and shapes of most weights.
     """
 
-    def __init__(self, variables: ScriptVariables, models: Models, pacing: Pacing) -> None:
+    def __init__(self, variables: ScriptVariables, models: Models, pacing: Pacing, warn: Callable[[str], None]) -> None:
         self._variables = variables
         self._models = models
         self._pacing = pacing
+        self._warn = warn
         self._before: dict[str, tuple[torch.Tensor, Any]] | None = None
         self._left = 0
         self._moves_copy = False
@@ -92,6 +93,12 @@ class ScriptHabits(Listener):
         """Put sums and counts of batches back: the body runs again for a step that lost a replica."""
         self._models.take_back_gradients()
         self._repeats = True
+        if self._models.accumulate_by_script:
+            self._warn(
+                "a replica was lost while the training loop sums gradients over several batches, and the body runs "
+                "again for the present batch. A count of batches in a variable is put back; enumerate() counts that "
+                "batch twice, so the next update would come a batch early. Count in a variable"
+            )
 
     def step_begins(self) -> None:
         """Undo, before a new step, what the loop body has changed in a step that did not count."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
@@ -200,6 +201,33 @@ def test_a_sum_counts_each_sample_once_although_a_replica_is_lost_and_a_body_run
 def test_a_lost_replica_takes_along_what_it_added_after_its_last_step() -> None:
     survivors = with_a_loss(counts_late, "in a step")
     assert survivors[0] == survivors[2] == [96.0, 96.0 - 8.0, 96.0]
+
+
+said: list[str] = []
+
+
+def sums_over_two_batches(kit: Kit) -> list[str]:
+    """What is logged of a lost replica while gradients of several batches are summed up."""
+    handler = logging.Handler(logging.WARNING)
+    # No variable of the script's, which would be put back with its counts.
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("dist_core").addHandler(handler)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
+    for _ in kit.epochs(3):
+        for index, (x, y) in enumerate(loader):
+            (mse(wrapped(x), y) / 2).backward()
+            if index % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    return [each for each in said if "enumerate() counts that batch twice" in each]
+
+
+def test_counts_of_batches_are_told_of_where_a_lost_replica_repeats_one() -> None:
+    first, lost, last = with_a_loss(sums_over_two_batches, "in a step")
+    assert lost is None
+    assert len(first) == len(last) == 1
 
 
 def many_sums(kit: Kit) -> list[dict[str, float]]:
