@@ -57,7 +57,7 @@ class Device(Protocol):
 
     @property
     def chunk(self) -> int:
-        """Elements to work on at a time where the result needs memory of its own."""
+        """Number of elements to process at once, if the result needs memory of its own."""
         ...
 
     def mark(self) -> Mark:

@@ -32,7 +32,7 @@ class Summed(Stateful, Protocol):
 
     @property
     def summed_keys(self) -> list[str]:
-        """Keys of numbers that all replicas have a sum of."""
+        """Keys whose sums all replicas have."""
         ...
 
     def count_new_keys(self) -> int: ...

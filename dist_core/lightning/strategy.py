@@ -400,7 +400,7 @@ class ElasticDataConnector(_DataConnector):
 
 
 class ElasticEnvironment(ClusterEnvironment):
-    """Replicas are started by whoever runs the trial, and Lightning connects none of them."""
+    """Lightning's view of its cluster: others start the replicas, and Lightning connects none of them."""
 
     @property
     def creates_processes_externally(self) -> bool:

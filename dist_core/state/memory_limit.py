@@ -75,7 +75,7 @@ def _read(folder: Path | None) -> dict[str, int]:
 
 
 def _write(folder: Path | None, limits: dict[str, int]) -> None:
-    """Note the bounds; replaced as a whole, so a reader sees the old ones or the new ones."""
+    """Write the bounds; the file is replaced as a whole, so that a reader sees the old ones or the new ones."""
     if folder is None:
         return
     folder.mkdir(parents=True, exist_ok=True)

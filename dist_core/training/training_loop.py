@@ -52,7 +52,7 @@ class LoopMarks:
 
 
 class TrainingLoop:
-    """Lives as long as somebody iterates; ``marks`` are the loader's."""
+    """One iteration over a loader that trains; ``marks`` are the loader's."""
 
     def __init__(self, loader: AdaptiveDataLoader, marks: LoopMarks) -> None:
         self._loader = loader

@@ -180,7 +180,7 @@ class Rerun:
 
 
 class OutsideOfLoops:
-    """Replicas come and go only at a loader's steps: outside of them a trial has those that have met, or one."""
+    """Training outside of a loader's loops, where a trial has the replicas that have met, or one."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from dist_core.state.states import ENDED, kept_after
 
 
 class Saving(Voter, Listener):
-    """Writes checkpoints. Processes of one replica vote on it, because all of them have to write at the same step."""
+    """Checkpoints that all processes of a replica write at the same step, on which they vote."""
 
     name = "save"
 

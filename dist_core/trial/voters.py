@@ -48,7 +48,7 @@ class SameNumber(Voter, ABC):
 
 
 class SameOrder(SameNumber):
-    """Replicas stand at one place of the data, and go through it in one order."""
+    """Check that all replicas stand at one place of the data, and go through it in one order."""
 
     name = "order"
 
@@ -78,7 +78,7 @@ class SameOrder(SameNumber):
 
 
 class SamePlace(Voter):
-    """Replicas that wait for each other stand at one place of the code.
+    """Check that replicas which wait for each other stand at one place of the code.
 
     One that has left the loops waits elsewhere than those which train on: neither would come to an end.
     """
@@ -114,7 +114,7 @@ def _others(agreed: Sequence[float]) -> str:
 
 
 class SameUpdates(SameNumber):
-    """Replicas have made as many updates in the step before."""
+    """Check that all replicas have made as many updates in the step before."""
 
     name = "updates"
 
@@ -138,7 +138,7 @@ class SameUpdates(SameNumber):
 
 
 class SameRates(SameNumber):
-    """Replicas train at one learning rate."""
+    """Check that all replicas train at one learning rate."""
 
     name = "rates"
 
@@ -157,7 +157,7 @@ class SameRates(SameNumber):
 
 
 class SameCode:
-    """Replicas that meet between steps are all there: none of them trains on, and none has found out another model."""
+    """Check that all replicas meet between steps: none trains on, and none has found out another model."""
 
     def __init__(self, generation: Generation, vote: StepVote, place: SamePlace, weights: SameWeights) -> None:
         self._generation = generation

@@ -441,7 +441,7 @@ MOST_TRIALS = 8192
 
 
 class Allowance:
-    """Counts by trial. Callable from any thread."""
+    """Counts by trial, each up to a limit. Callable from any thread."""
 
     def __init__(self, most: int) -> None:
         self.most = most

@@ -85,7 +85,7 @@ class Observer:
         self._usage.forget(trial_id)
 
     def near_epoch(self, trial_id: str) -> int | None:
-        """Latest epoch that the trial reaches soon; None while nothing is known of it."""
+        """Return the latest epoch that the trial will have begun soon; None while nothing is known of it."""
         hints = self._hints.get(trial_id)
         if hints is None:
             return None

@@ -35,7 +35,7 @@ class Survival:
 
     @classmethod
     def of(cls, stopped: Sequence[float], watched: Sequence[float]) -> Survival:
-        """Estimate survival.
+        """Estimate the survival function from trials that were stopped and trials that were not.
 
         ``stopped``: where trials were stopped; ``watched``: how far the others came (1: to the end).
         """

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class Liveness:
-    """Calls are noted by threads that serve the API; the control loop looks."""
+    """Times at which replicas called last: noted by threads that serve the API, judged by the control loop."""
 
     def __init__(
         self, launcher: Launcher, journal: Journal, monotonic: Callable[[], float], silence_seconds: float

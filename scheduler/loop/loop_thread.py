@@ -92,7 +92,7 @@ MOST_SAVED_SECONDS = 1.0
 
 
 class CpuBudget:
-    """Times are of a clock that does not jump, in seconds."""
+    """CPU time that the loop may use; times are in seconds, of a clock that does not jump."""
 
     def __init__(self, now: float) -> None:
         self._saved = MOST_SAVED_SECONDS

@@ -17,7 +17,7 @@ from scheduler.simulator.world import SimulationResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Times in seconds."""
+    """Figures of one simulation; times in seconds."""
 
     policy: str
     jobs: int

@@ -92,7 +92,7 @@ STATE_FILES = ("server.json", "token")
 
 @dataclass(slots=True)
 class Walk:
-    """The files of a folder that may go, in order of name; ``left_out`` grows while they are asked for."""
+    """Files of a folder that may be packed, in order of name; those left out are noted in ``left_out``."""
 
     folder: Path
     left_out: list[tuple[str, str]] = field(default_factory=list)

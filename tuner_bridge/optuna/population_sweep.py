@@ -146,7 +146,7 @@ class PopulationSweep:
     def _follow(
         self, member: Member, trial: optuna.Trial, step: int, value: float, is_last: bool
     ) -> optuna.Trial | None:
-        """Return the stretch that a member's next reports belong to; None where it is to end."""
+        """Return the Optuna trial that a member's next reports belong to; None if the member is to end."""
         if member.parent_id:
             self._name_parent(member, trial, step)
         if not self._population.ends_stretch(step):

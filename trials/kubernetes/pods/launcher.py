@@ -376,7 +376,7 @@ def _room(quota: Mapping[str, Any], slot: Amounts) -> int | None:
 
 
 def _wanted(key: str, slot: Amounts) -> Decimal | None:
-    """Return how much of what a quota counts one replica takes."""
+    """Return the amount of a quota's resource ``key`` that one replica takes; None if it takes none."""
     if key in ("pods", "count/pods"):
         return Decimal(1)
     if key in PLAIN:

@@ -17,7 +17,7 @@ from trials.store.memory import TrialStore
 
 
 class KubernetesTrialStore(TrialStore):
-    """Reads everything when made; raises StoreUnavailable when the API server does not answer.
+    """Store of trials as custom resources, all read when it is made; raises StoreUnavailable without an answer.
 
     ``following`` is to be told what the watches tell.
     """
