@@ -231,11 +231,12 @@ def test_a_sweep_that_is_told_to_stop_ends_its_members_at_their_next_stretch(by_
 
 
 def test_a_member_that_fails_ends_alone_where_its_error_is_caught_and_the_sweep_where_not() -> None:
-    study, driver, run = population_of([0.1, 7.0, 5.0, 9.0], slots=4, fails=7.0)
+    # By far the best one, which is not replaced before it fails, however late it is.
+    study, driver, run = population_of([0.1, 9.0, 0.2, 0.3], slots=4, fails=9.0)
     run(catch=(ZeroDivisionError,))
     assert not driver.interrupted
     assert [trial.state for trial in study.trials].count(TrialState.FAIL) == 1
-    study, driver, run = population_of([0.1, 7.0, 5.0, 9.0], slots=4, fails=7.0)
+    study, driver, run = population_of([0.1, 9.0, 0.2, 0.3], slots=4, fails=9.0)
     with pytest.raises(ZeroDivisionError):
         run()
     assert driver.interrupted
