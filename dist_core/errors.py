@@ -14,6 +14,9 @@ them, and so that a process of which the suite runs no more than the training en
 
 from __future__ import annotations
 
+UNDIVIDED = "in one pass: leave out gradient_accumulation, and raise the upper bound of local_bsz_bounds to batch_size"
+"""Ends the sentence "Train each batch ..." for code that several passes of a step do not suit."""
+
 
 class DistCoreError(Exception):
     """Base of everything that dist_core raises on purpose."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dist_core.device import Elapsed, Mark
-from dist_core.errors import InvalidTraining
+from dist_core.errors import UNDIVIDED, InvalidTraining
 from dist_core.generations.fuse import CONNECTIONS_ABORTED
 from dist_core.gradients.checks import refuse_unreduced, refuse_what_is_missing
 from dist_core.gradients.optimizers import keeps_its_closure
@@ -69,8 +69,7 @@ class OptimizerSteps:
             raise InvalidTraining(
                 f"{type(optimizer).__name__}.step() runs within backward(), in a hook of a gradient, but this step "
                 "takes several passes, and only the last one applies updates: it would have that pass's gradient "
-                "alone. Train each batch in one pass: leave out gradient_accumulation, and raise the upper bound of "
-                "local_bsz_bounds to batch_size"
+                f"alone. Train each batch {UNDIVIDED}"
             )
         for each in sharing:
             each._check_once()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dist_core.data.order import StepPlan
-from dist_core.errors import BatchLeftOut, InvalidTraining
+from dist_core.errors import UNDIVIDED, BatchLeftOut, InvalidTraining
 from dist_core.gradients.bucket_reducer import StepNorms
 from dist_core.gradients.earlier_passes import SynchronizedNorms, around_backward, note_backward
 from dist_core.gradients.noise.measurements import Measurements
@@ -315,6 +315,5 @@ class StepPasses(Passes):
             f"the training loop called optimizer.step() in {steps} of the {passes} passes of one step: it "
             "accumulates gradients over batches that it counts itself, or skips a batch after its backward pass. A "
             "pass is only a part of a batch, so the update would not be the one the script means. Train each batch "
-            "in one pass: leave out gradient_accumulation, and raise the upper bound of local_bsz_bounds to "
-            "batch_size; or skip a batch before its backward pass"
+            f"{UNDIVIDED}; or skip a batch before its backward pass"
         )

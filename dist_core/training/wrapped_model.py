@@ -197,15 +197,12 @@ class WrappedModel:
         """Take note that the script clears gradients, which makes its steps passes that are not divided."""
         if self.step_place.step is None or self.step_place.passed_step or not self.step_place.has_gradients:
             return
-        if self.step_place.has_several_passes:
-            raise InvalidTraining(
-                "the training loop clears gradients between a backward pass and the optimizer's step, as for an attack "
-                "on its examples or a batch that is skipped, but this step takes several passes, whose gradients are "
-                "summed out of its sight. Train each batch in one pass: leave out gradient_accumulation, and raise the "
-                "upper bound of local_bsz_bounds to batch_size"
-            )
-        if not self._core.pacing.trains_in_turns:
-            self._core.pacing.train_in_turns()
+        self._core.pacing.train_in_turns(
+            "the training loop clears gradients between a backward pass and the optimizer's step, as for an attack on "
+            "its examples or a batch that is skipped, but this step takes several passes, whose gradients are summed "
+            "out of its sight. Train each batch",
+            is_divided=self.step_place.has_several_passes,
+        )
 
     # ------------------------------------------------------------------ learning rates and schedules
 

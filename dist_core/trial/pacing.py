@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dist_core.data.batch_size import Adaptation
-from dist_core.errors import InvalidTraining
+from dist_core.errors import UNDIVIDED, InvalidTraining
 from dist_core.generations.generation import Generation
 from dist_core.goodput import Hints
 from dist_core.life import Listener
@@ -95,10 +95,16 @@ class Pacing(Listener):
     def trains_in_turns(self) -> bool:
         return self.habits.trains_in_turns
 
-    def train_in_turns(self) -> None:
-        """Make steps of one pass: the loop's body computes further gradients after an optimizer has stepped."""
-        self.habits.trains_in_turns = True
-        self._batch.forbid_accumulation()
+    def train_in_turns(self, why: str, *, is_divided: bool) -> None:
+        """Make steps of one pass from now on, because of a habit of the loop's body.
+
+        Raises InvalidTraining if the present step is divided already; ``why``: its words, up to "Train each batch".
+        """
+        if is_divided:
+            raise InvalidTraining(f"{why} {UNDIVIDED}")
+        if not self.habits.trains_in_turns:
+            self.habits.trains_in_turns = True
+            self._batch.forbid_accumulation()
 
 
 class LoopHabits:
@@ -130,7 +136,7 @@ class LoopHabits:
             notes.append(
                 "elastune: this step takes several passes, each a part of the batch. Gradients are None until the last "
                 "pass, in which they are the whole batch's. Code that needs them in each pass has to train each batch "
-                "in one: leave out gradient_accumulation, and raise the upper bound of local_bsz_bounds to batch_size"
+                f"{UNDIVIDED}"
             )
         if self._passes and self._rows is not None and self._rows[0] != self._rows[1]:
             notes.append(

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from dist_core.errors import InvalidTraining
 from dist_core.life import Listener
 from dist_core.state.script_variables import ScriptVariables
 from dist_core.trial.models import Models
@@ -62,15 +61,12 @@ class ScriptHabits(Listener):
             return
         self._before, self._moves_copy = None, True
         self._variables.look()
-        if self._models.are_in_a_part:
-            raise InvalidTraining(
-                f"the training loop updates a copy of the weights in its body ({changed[0]!r} first), as for an "
-                "average, but this step takes several passes, and the body runs in each of them. Update the copy in "
-                "optimizer.register_step_post_hook(...), or train each batch in one pass: leave out "
-                "gradient_accumulation, and raise the upper bound of local_bsz_bounds to batch_size"
-            )
-        if not self._pacing.trains_in_turns:
-            self._pacing.train_in_turns()
+        self._pacing.train_in_turns(
+            f"the training loop updates a copy of the weights in its body ({changed[0]!r} first), as for an average, "
+            "but this step takes several passes, and the body runs in each of them. Update the copy in "
+            "optimizer.register_step_post_hook(...), or train each batch",
+            is_divided=self._models.are_in_a_part,
+        )
 
     def step_ended(self) -> None:
         if self._models.were_left_out:

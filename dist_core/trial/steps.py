@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from dist_core.errors import InvalidTraining, PeerLost
+from dist_core.errors import PeerLost
 from dist_core.generations.generation import Generation
 from dist_core.generations.step_vote import Round, StepVote, Voter
 from dist_core.life import Life
@@ -153,11 +153,9 @@ class Steps:
         self._pacing.habits.refuse_batch_fetched_ahead(inputs)
         if self._pacing.trains_in_turns or not self._models.compute_after_an_update:
             return
-        if self._models.are_in_a_part:
-            raise InvalidTraining(
-                "the training loop uses a model after an optimizer has stepped, as for a GAN, but this step takes "
-                "several passes, and only the last one applies updates: the code after the optimizer would use the "
-                "old weights. Train each batch in one pass: leave out gradient_accumulation, and raise the upper "
-                "bound of local_bsz_bounds to batch_size"
-            )
-        self._pacing.train_in_turns()
+        self._pacing.train_in_turns(
+            "the training loop uses a model after an optimizer has stepped, as for a GAN, but this step takes several "
+            "passes, and only the last one applies updates: the code after the optimizer would use the old weights. "
+            "Train each batch",
+            is_divided=self._models.are_in_a_part,
+        )

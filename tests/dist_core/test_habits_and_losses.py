@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import Any
 
@@ -23,6 +22,7 @@ from tests.support.habits import (
     Habit,
     Kit,
     examples,
+    hear,
     in_plain_pytorch,
     network,
     weights_of,
@@ -207,11 +207,9 @@ said: list[str] = []
 
 
 def sums_over_two_batches(kit: Kit) -> list[str]:
-    """What is logged of a lost replica while gradients of several batches are summed up."""
-    handler = logging.Handler(logging.WARNING)
+    """Return what is logged of a lost replica while gradients of several batches are summed up."""
     # No variable of the script's, which would be put back with its counts.
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("dist_core").addHandler(handler)
+    hear(said)
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)

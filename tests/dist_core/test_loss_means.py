@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial
 
@@ -11,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from dist_core.gradients.loss_means import other_than_mean
-from tests.support.habits import Kit, as_trial, examples, network
+from tests.support.habits import Kit, as_trial, examples, hear, network
 
 ROWS, CLASSES = 6, 4
 SUM, WEIGHTS, IGNORED = "a sum over the samples", "a mean over class weights", "the labels that are not ignored"
@@ -55,11 +54,9 @@ def test_a_loss_is_known_by_its_graph(expected: str | None, loss: Loss) -> None:
 
 
 def said(kit: Kit, *, reduction: str = "sum", weighs: bool = False) -> list[str]:
-    """What is logged of the loss while the trial trains."""
+    """Return what is logged of the loss while the trial trains."""
     words: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: words.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("dist_core").addHandler(handler)
+    hear(words)
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
@@ -117,9 +114,7 @@ class Carrying(torch.nn.Module):
 
 def carries(kit: Kit, *, on: bool = True) -> list[str]:
     words: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: words.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("dist_core").addHandler(handler)
+    hear(words)
     model = Carrying()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)

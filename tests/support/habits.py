@@ -8,6 +8,7 @@ one replica to three, of which one is killed a few steps later.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import tempfile
@@ -103,6 +104,13 @@ class Kit:
 
 
 Habit = Callable[[Kit], Any]
+
+
+def hear(words: list[str]) -> None:
+    """Append what the training core warns of from now on to ``words``."""
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: words.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("dist_core").addHandler(handler)
 
 
 def weights_of(*models: nn.Module) -> list[float]:
