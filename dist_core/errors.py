@@ -37,7 +37,7 @@ class BatchLeftOut(InvalidTraining):
 
 
 class NothingLeftToTrain(InvalidTraining):
-    """A trial begins with the state of a parent that has trained as long as this one is to train."""
+    """The parent whose state a trial begins with has trained as many epochs as the trial asks for."""
 
 
 class InvalidCheckpoint(DistCoreError):
@@ -57,7 +57,7 @@ class PeerLost(DistCoreError):
 
 
 class Unwinding(SystemExit):
-    """Base of what unwinds the user's code on purpose: not an end of the training that the code has asked for."""
+    """Base of the exceptions by which Elastune ends the user's code: the replica leaves, or its code runs again."""
 
 
 class ReplicaExit(Unwinding):

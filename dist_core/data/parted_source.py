@@ -207,7 +207,7 @@ class _Readers:
 
 
 class PartedSource:
-    """An iterable dataset with several workers a replica."""
+    """Source of samples from an iterable dataset that several workers of each replica read in parts."""
 
     order_fingerprint = 0
 

@@ -125,7 +125,7 @@ class Membership:
             threading.Thread(target=self._end_after_grace, name="elastune-grace", daemon=True).start()
 
     def told_to_end(self) -> None:
-        """End on behalf of whoever runs the machine; called from a signal handler, or by the scheduler.
+        """Leave because the machine is wanted back: on SIGTERM, or by the scheduler's order.
 
         The others of its generation need not stop for that: the scheduler is told, and offers a generation without
         this replica. Alone, or when no such offer comes in time, it saves and leaves by itself.

@@ -71,7 +71,10 @@ class ModelParallelGroup:
         return found
 
     def agreed(self, number: int) -> int:
-        """Return a number below 2^52 that follows from the first process's; collective when it is first asked."""
+        """Return a number below 2^52 that is the same on all processes of the replica.
+
+        It is derived from the first process's ``number``. Collective at the first call; remembered then.
+        """
         if self._agreed is None:
             mine = derived_seed(number) % 2**52 if self.member == 0 else 0
             [found] = self.sum([float(mine)], lambda reason: None)
@@ -129,7 +132,9 @@ class ModelParallelGroup:
                 needs=needs,
             )
         except (RuntimeError, TimeoutError, ControlChannelError) as error:
-            raise PeerLost(f"the other processes of this replica did not connect: {error}") from error
+            raise PeerLost(
+                f"not all {self.members} processes of this replica connected within {COLLECTIVE_TIMEOUT}: {error}"
+            ) from error
 
 
 _LOST = re.compile(

@@ -95,7 +95,7 @@ class RunningSums(Voter, Listener):
         self._sent = []
 
     def end_epoch(self) -> None:
-        """Sum what was added in this epoch, collectively; it cannot be added again in the next one."""
+        """Sum the epoch's additions over the replicas, and forget its accumulators; collective."""
         if self._accumulators and self._generation.joined:
             self.settle()
         prefix = f"{ACCUMULATOR_PREFIX}{self._position.epoch}-"

@@ -70,7 +70,7 @@ def hand_over(group: ReplicaGroup, state: dict[str, Any] | None, *, source: int 
 
 
 def broadcast_in_place(group: ReplicaGroup, tensors: Sequence[torch.Tensor]) -> None:
-    """Make everybody's tensors rank 0's, on whatever device they lie; collective. Raises PeerLost."""
+    """Overwrite the tensors of every rank with rank 0's, on any device; collective. Raises PeerLost."""
     in_host = in_host_memory(tensors)
     group.broadcast_tensors(in_host)
     if group.rank != 0:

@@ -59,7 +59,7 @@ class EarlierGradients:
         self._sums = {}
 
     def join(self, factor: float) -> None:
-        """Join, after that pass, ``factor`` times the new gradients, the hidden sums and what was set aside."""
+        """Set gradients, after a pass, to ``factor`` x (new gradients + hidden sums) + the gradients set aside."""
         for index, parameter in enumerate(self._parameters):
             gradient, hidden = parameter.grad, self._sums.get(index)
             if hidden is not None:

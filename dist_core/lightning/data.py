@@ -52,9 +52,9 @@ class StepFetcher(_DataFetcher):
         self.fetched, self.done = 0, False
 
     def fetch(self, *, leaves: Callable[[], bool] = lambda: False) -> None:
-        """Get the next batch; raise Exhausted behind the last one.
+        """Fetch the next batch; raise Exhausted after the last one.
 
-        ``leaves``: whether to leave early, asked once a step has counted.
+        ``leaves``: called after each step; True ends the loop early.
         """
         self._start_profiler()
         try:

@@ -43,7 +43,7 @@ class Position:
         self.limit = epochs
 
     def come_to_epoch(self, epoch: int) -> None:
-        """Come as a joiner to a trial that trains this epoch."""
+        """Set a joiner's position to the beginning of the epoch that its trial trains."""
         self.epoch = epoch
 
     def enter_epochs(self) -> None:
@@ -144,7 +144,7 @@ class Position:
         self.loops_done = max(self.loops_done, self.loops_begun)
 
     def leave_loop_early(self, *, has_trained: bool) -> None:
-        """Note that the user left the loop, or an exception did: only whoever handles the exception can tell.
+        """Note that the loop ended before its last batch, by ``break`` or by an exception.
 
         A loop in which nothing was trained was a look at the data, and none of the epoch's loops.
         """

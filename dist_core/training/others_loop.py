@@ -35,9 +35,9 @@ def elastic_like(
     """
     if type(theirs).__iter__ is not DataLoader.__iter__:
         raise InvalidTraining(
-            f"{whom} was given a {type(theirs).__name__}, whose __iter__ is its own; the trial forms the batches "
-            "itself, because replicas share them, and would pass that over. Give a torch.utils.data.DataLoader, and do "
-            "in its dataset or its collate_fn what the class does"
+            f"{whom} was given a {type(theirs).__name__}, whose own __iter__ would be ignored: the trial forms the "
+            "batches itself, because replicas share them. Give a torch.utils.data.DataLoader, and do in its dataset or "
+            "its collate_fn what the class does"
         )
     if theirs.batch_size is None:
         raise InvalidTraining(

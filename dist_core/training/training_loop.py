@@ -60,7 +60,7 @@ class TrainingLoop:
 
     @property
     def seen(self) -> tuple[int, int] | None:
-        """First and number of the samples of the step whose last batch is with the user's code."""
+        """(first sample, number of samples) of the step that the user's code computes; None between steps."""
         step = self._marks.open
         return None if step is None else (self._loader.cursor.position, step.global_batch)
 

@@ -145,10 +145,10 @@ class WrappedModel:
 
     @property
     def evaluates(self) -> bool:
-        """Tell whether a pass that begins now belongs to no step of the trial, although gradients are on.
+        """Tell whether a forward pass with gradients enabled belongs to an evaluation.
 
-        In evaluation mode: outside of training loops, and in an evaluation loop within one. Frozen batch norms and
-        a forgotten ``train()`` make no evaluation of a training loop.
+        It does in evaluation mode, outside of training loops or in an evaluation loop within one. ``eval()`` alone
+        makes no evaluation of a training loop: batch norms may be frozen, or ``train()`` was forgotten.
         """
         outside = self.step_place.step is None or self._core.loops.evaluations > 0
         return not self.training and not self.step_place.is_dry and outside

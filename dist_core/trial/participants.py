@@ -243,7 +243,7 @@ class TrainedModel(Protocol):
         ...
 
     def take_norms(self, first: float, second: float) -> None:
-        """Take the sums over the replicas, the same on all of them."""
+        """Receive both norms, summed over the replicas: the same numbers on all of them."""
         ...
 
     # ------------------------------------------------------------------ what it knows

@@ -55,7 +55,10 @@ class SharedStep(Voter):
         return self._generation.broken is None and not self.is_left_out
 
     def take_part(self) -> None:
-        """Take part in the step's round and, if the body has reduced nothing here, in what the others reduce."""
+        """Join the step's control reduction.
+
+        If this replica has reduced no gradients, join the others' reductions as well, with zeros.
+        """
         if self._vote.reduces or self._generation.group.world_size == 1:
             self._vote.launch()
             return

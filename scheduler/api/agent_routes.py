@@ -162,7 +162,9 @@ def checkpoint_routes(loop: ControlLoop) -> APIRouter:
         except tarfile.TarError as error:
             raise HTTPException(422, f"the checkpoint cannot be unpacked: {error}") from error
         except OSError as error:
-            raise HTTPException(503, f"the checkpoint cannot be stored: {error}") from error
+            raise HTTPException(
+                503, f"the checkpoint of trial {trial} cannot be stored in {folder}: {error}"
+            ) from error
         if loop.checkpoints_of(trial) is None:
             # The trial ended meanwhile, and what it had saved has been removed.
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)

@@ -149,7 +149,10 @@ class Gate:
         if identity is None and replica_id and self._service.site.others_tokens is not None:
             identity = await _of_others(self._service.site.others_tokens, token, replica_id)
         if identity is None and is_agent:
-            raise Refused(403, "this token does not belong to an agent of this scheduler")
+            raise Refused(
+                403,
+                "this token does not belong to an agent of this scheduler; agents are started by the scheduler itself",
+            )
         if identity is None and is_replica:
             raise Refused(403, f"this token does not belong to replica {replica_id!r:.200}")
         if identity is None:
@@ -181,10 +184,16 @@ def _check_page(scope: Message, headers: dict[bytes, str]) -> None:
     It cannot name this header, nor look like this one.
     """
     if scope["method"] not in ("GET", "HEAD") and PAGE_HEADER not in headers:
-        raise Refused(403, "a request of a page needs the header 'X-Elastune-Page'")
+        raise Refused(
+            403, "a request that a cookie authorises needs the header 'X-Elastune-Page'; one with a token does not"
+        )
     origin = headers.get(b"origin", "")
     if origin and origin.partition("://")[2] != headers.get(b"host", ""):
-        raise Refused(403, f"a page from {origin:.100} may not call this scheduler")
+        raise Refused(
+            403,
+            f"a page from {origin:.100} may not call this scheduler; a proxy in front of it has to pass the browser's "
+            "host on (nginx: proxy_set_header Host $http_host)",
+        )
 
 
 async def _of_others(tokens: OthersTokens, token: str, replica_id: str) -> Identity | None:

@@ -52,7 +52,10 @@ class Changes:
         self._last_versions: Mapping[str, Hashable] = {}
 
     def look(self) -> set[str]:
-        """Look for changes; raise StoreUnavailable. What was not told then is told at the next look."""
+        """Return the trials whose replicas have something to hear since the last call.
+
+        Raises StoreUnavailable; the next call then returns them.
+        """
         replicas: dict[str, list[Hashable]] = {}
         # Heard, aimed and told again between two looks, a joiner looks the same in both: it is told until it has heard.
         unheard: set[str] = set()

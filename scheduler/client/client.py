@@ -34,10 +34,10 @@ class Client:
 
     @classmethod
     def connect(cls, *, state_dir: str | Path | None = None, scheduler: str = "", quick: bool = False) -> Client:
-        """Connect to a scheduler.
+        """Connect to the scheduler of ``state_dir``, or to the one that elastune.toml calls ``scheduler``.
 
-        It is that of the state folder, or the one that elastune.toml calls ``scheduler``; without either,
-        ELASTUNE_URL's, the file's default, or this machine's. ``quick``: for a few questions of one thread.
+        Without either, in this order: ELASTUNE_URL, the default of elastune.toml, this user's scheduler on this
+        machine. ``quick``: a lighter connection, for a few requests from one thread.
         """
         return cls(_connection(None if state_dir is None else Path(state_dir), scheduler, quick=quick))
 
@@ -99,8 +99,9 @@ class Client:
             each for each in all_studies if each.name.startswith(wanted) or each.title.startswith(wanted)
         ]
         if len(matching) != 1:
-            names = ", ".join(sorted(each.name for each in matching or all_studies)) or "-"
-            raise SchedulerError(f"{len(matching) or 'no'} studies match {wanted!r}; there are: {printable(names)}")
+            names = ", ".join(sorted(each.name for each in matching or all_studies))
+            there = f"there are: {printable(names)}" if names else "this scheduler has no study"
+            raise SchedulerError(f"{len(matching) or 'no'} studies match {wanted!r}; {there}")
         return matching[0]
 
     def nodes(self) -> list[Node]:
@@ -159,7 +160,10 @@ class Client:
         return self._again(trial, {"parameters": parameters})
 
     def fork(self, trial: str | Trial, **parameters: Any) -> Trial | None:
-        """Train on from where a trial stands, as a new one with these parameters changed; as ``clone`` otherwise."""
+        """Start a new trial from a trial's present state, with these parameters changed.
+
+        Returns the new trial, or None where the trial's sweep is going to submit it.
+        """
         return self._again(trial, {"parameters": parameters, "forks": True})
 
     def extend(self, trial: str | Trial, epochs: int) -> Trial | None:

@@ -133,7 +133,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingJob:
-    """A job of a queue with which slots come."""
+    """A job in a queue (Slurm's) that brings slots when it starts."""
 
     job: str
     queue: str

@@ -107,7 +107,7 @@ class MeasuredApplication:
         if not math.isfinite(step):
             raise InvalidWorkload(
                 f"{self.name} was not measured near {sum(shape)} replicas on {len(shape)} nodes with {atomic_batch} "
-                "examples each"
+                "samples each; add such a measurement to the traces, or give the jobs fewer replicas"
             )
         self._step_cache[shape, atomic_batch] = step, sync
         return step, sync

@@ -152,7 +152,7 @@ class SimulatedTraining:
             self._choose_batch()
 
     def advance(self, now: float, seconds: float) -> None:
-        """Train from ``now`` for so long; ``finished_at`` is set when the last epoch ends in between."""
+        """Train for ``seconds`` from ``now``; set ``finished_at`` if the last epoch ends within them."""
         if not self.shape or self.finished_at is not None:
             return
         self.slot_seconds += sum(self.placement.values()) * seconds

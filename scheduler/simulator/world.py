@@ -134,7 +134,10 @@ class World:
             self._pass_time()
             self._alive.add(self.now, len(self.trainings))
             if self.now > self._settings.longest_seconds:
-                raise TimeoutError(f"{len(self.trainings)} jobs have not ended after {self.now:.0f} s")
+                raise TimeoutError(
+                    f"{len(self._waiting) + len(self.trainings)} jobs have not ended after {self.now:.0f} s of virtual "
+                    f"time (longest_seconds={self._settings.longest_seconds:.0f}); give it more nodes or more time"
+                )
             self._note_progress()
             self._submit_due()
             if self._is_live:

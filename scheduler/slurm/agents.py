@@ -130,7 +130,7 @@ class AgentSettings(AgentOptions):
 
     @property
     def emulated(self) -> str:
-        """A sentence where slots stand for devices that are not there."""
+        """Sentence that says which devices are emulated; empty if none."""
         if self.emulate is None:
             return ""
         return f"devices are emulated: steps take as long as {emulation(self.emulate, slots=1).profile.name} says"

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+import dist_core
 from tests.support.habits import GROWN, PAIR, RESCALED, Kit, as_trial, in_plain_pytorch, weights_of, with_a_loss
 from tests.support.hugging_face import Tokens, accuracy, arguments, classifier, told
 
@@ -184,6 +185,34 @@ def test_training_data_that_replicas_could_not_share_is_refused(loader: Any, sen
         trainer = (Own if derived else elastic_kind(Own))(classifier(), arguments(folder), train_dataset=Tokens(32))
         with pytest.raises(InvalidTraining, match=sentence):
             trainer.train()
+
+
+def class_weights(kit: Kit) -> list[float]:
+    weights = torch.tensor([0.2, 6.0])
+
+    class Weighted(transformers_trainer()):  # type: ignore[misc]  # known at run time
+        def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
+            labels = inputs.pop("labels")
+            outputs = model(**inputs)
+            loader = dist_core.current_dataloader() if kit.elastic else None
+            if loader is not None:
+                loader.weigh(float(weights[labels].sum()))
+            return torch.nn.functional.cross_entropy(outputs.logits, labels, weights)
+
+    with tempfile.TemporaryDirectory() as folder:
+        kind = elastic_kind(Weighted) if kit.elastic else Weighted
+        trainer = kind(classifier(), arguments(folder), train_dataset=Tokens(96))
+        trainer.train()
+        return weights_of(trainer.model)
+
+
+@pytest.mark.parametrize(("replicas", "passes"), [(1, 3), (2, 1), (GROWN, 1)])
+def test_a_weighed_loss_of_the_users_counts_as_on_one_process(replicas: int, passes: int) -> None:
+    expected = in_plain_pytorch(class_weights)
+    results = [each for each in as_trial(class_weights, replicas, passes) if each is not None]
+    for found in results:
+        assert found == pytest.approx(expected, abs=1e-5)
+    assert results
 
 
 def own_batches(kit: Kit) -> list[float]:

@@ -80,7 +80,7 @@ def test_only_the_parameters_that_are_named_change() -> None:
     ("options", "words"),
     [
         ({"size": 1}, "size is 1; it must be a whole number of at least 2"),
-        ({"every": "soon"}, "every is 'soon'; write a number of epochs, such as '4 epochs'"),
+        ({"every": "soon"}, "every is 'soon'; write a number of epochs, such as 4"),
         ({"every": 0}, "every is 0; it must be at least 1 report"),
         ({"quantile": 0.6}, "quantile is 0.6; it must be above 0 and at most 0.5"),
         ({"explore": "best"}, "explore is 'best'; it must be 'perturb' or 'pb2'"),

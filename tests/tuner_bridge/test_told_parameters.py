@@ -47,7 +47,7 @@ def test_the_parameter_that_matters_comes_first(direction: str) -> None:
 
 
 def test_without_a_choice_there_is_nothing_to_tell() -> None:
-    with pytest.raises(ValueError, match="no parameter that all trials have"):
+    with pytest.raises(ValueError, match="a parameter that all finished trials have"):
         importance([({"a": 1}, 0.5), ({"a": 1}, 0.7)], "minimize")
-    with pytest.raises(ValueError, match="no parameter that all trials have"):
+    with pytest.raises(ValueError, match="a parameter that all finished trials have"):
         importance([({"a": 1}, 0.5), ({"b": 1}, 0.7)], "minimize")

@@ -96,7 +96,7 @@ class Backing:
         return None
 
     def load(self, memory: TrialStore) -> None:
-        """Have memory hold what is kept; called once, and the backing brings memory up to date by itself after that."""
+        """Load everything that is kept into ``memory``, once at the start; later the backing updates it itself."""
 
     def catch_up(self) -> None:
         """Bring memory up to date before it is read, if a write has failed since."""

@@ -194,7 +194,7 @@ class TrialStore:
                 self.forget_trial(trial_id)
 
     def forget_trial(self, trial_id: str) -> None:
-        """Forget a trial."""
+        """Drop a trial from memory, with its reports, replicas and hints; the backing is not touched."""
         with self._lock:
             record = self._trials.pop(trial_id, None)
             if record is None:

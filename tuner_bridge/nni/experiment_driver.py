@@ -481,7 +481,9 @@ def as_script(command: str, folder: str, path: str | None = None) -> Script | No
     try:
         words = shlex.split(command)
     except ValueError as error:
-        raise BridgeError(f"the trial command {command!r} cannot be parsed: {error}") from None
+        raise BridgeError(
+            f"the trial command {command!r} cannot be parsed ({error}); correct its quotes in trialCommand"
+        ) from None
     if not words or not starts_python(words[0]):
         return None
     # Quoted, such characters are the script's own.

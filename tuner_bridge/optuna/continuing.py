@@ -37,7 +37,8 @@ def enqueue_from(
         raise InvalidSweep("enqueue_from needs a best trial; this study has several objectives")
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     if not 1 <= top <= len(complete):
-        raise InvalidSweep(f"top is {top}, and the study has {len(complete)} complete trials; choose 1 to that many")
+        rule = f"choose 1 to {len(complete)}" if complete else "run trials first"
+        raise InvalidSweep(f"top is {top}, and the study has {len(complete)} complete trials; {rule}")
     known = {name for trial in complete for name in trial.params}
     unknown = sorted(set(params) - known)
     if unknown:

@@ -27,7 +27,10 @@ def importance(ended: Sequence[tuple[Mapping[str, Any], float]], direction: str)
         if found is not None:
             distributions[name] = found
     if not distributions:
-        raise ValueError("no parameter that all trials have took two values")
+        raise ValueError(
+            "importance needs a parameter that all finished trials have, with two different values at least; wait "
+            "for more trials"
+        )
     study = optuna.create_study(direction="maximize" if direction == "maximize" else "minimize")
     for parameters, value in ended:
         params = {name: _as(distributions[name], parameters[name]) for name in distributions}

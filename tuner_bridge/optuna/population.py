@@ -82,11 +82,13 @@ class Population:
 
     @property
     def stretch(self) -> int:
-        """Return the reports that make a stretch. Raises InvalidSweep."""
-        found = _EVERY.match(str(self.every))
-        if found is None:
-            raise InvalidSweep(f"Population's every is {self.every!r}; write a number of epochs, such as '4 epochs'")
-        return int(found[1])
+        """Number of reports between two comparisons of a member. Raises InvalidSweep."""
+        epochs = _EVERY.match(str(self.every))
+        if epochs is None:
+            raise InvalidSweep(
+                f"Population's every is {self.every!r}; write a number of epochs, such as 4 or '4 epochs'"
+            )
+        return int(epochs[1])
 
     def ends_stretch(self, step: int) -> bool:
         return (step + 1) % self.stretch == 0
