@@ -50,6 +50,7 @@ $(PAGE)/built/index.html: $(PAGE)/package-lock.json $(PAGE)/index.html $(wildcar
 	@touch $@
 
 demo: $(VENV)/.demo
+	@rm -rf elastune-demo
 	@$(BIN)/python examples/digits.py
 	@$(BIN)/elastune simulate --recorded elastune-demo/state
 

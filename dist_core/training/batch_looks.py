@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 
+from dist_core.data.order import StepPlan
 from dist_core.gradients.loss_means import other_than_mean
 from dist_core.gradients.step_place import StepPlace
 from dist_core.torch_private import StorageWeakRef, storages_of, tensors_in
+from dist_core.trial.models import is_batch_norm
 from dist_core.trial.replica import Replica
 
 MOST_LOOKS = 8
@@ -18,10 +20,12 @@ MOST_LOOKS = 8
 class BatchLooks:
     """Looks at the first passes of one model, and warns of a habit once."""
 
-    def __init__(self, core: Replica, place: StepPlace, model: str) -> None:
+    def __init__(self, core: Replica, place: StepPlace, module: torch.nn.Module) -> None:
         self._core = core
         self._place = place
-        self._model = model
+        self._model = type(module).__name__
+        self._norms = [each for each in module.modules() if is_batch_norm(each)]
+        """Layers that normalise over the samples of a pass; none once that has been told of."""
         self._losses_left = self._inputs_left = MOST_LOOKS
         self._outputs: list[torch.Tensor] = []
         """Outputs of the present pass."""
@@ -47,8 +51,25 @@ class BatchLooks:
             )
 
     def forward_ended(self, output: Any) -> None:
-        if self._place.step is not None and (self._losses_left or self._inputs_left):
+        if self._place.step is None:
+            return
+        if self._losses_left or self._inputs_left:
             self._outputs += tensors_in(output)
+        if self._norms and self._divides:
+            self._look_at_norms(self._place.step)
+
+    def _look_at_norms(self, step: StepPlan) -> None:
+        """Warn of batch norms that see fewer samples at a time than the script gives them."""
+        rows, adaptation = len(step.micro_batches[self._place.index]), self._core.adaptation
+        script_batch = step.global_batch if adaptation is None else min(step.global_batch, adaptation.bounds.init_batch)
+        if rows >= script_batch or not any(each.training for each in self._norms):
+            return
+        self._norms = []
+        self._warn(
+            f"{self._model} has batch norms, which normalise over the {rows} samples of a replica's pass instead of "
+            f"the script's {script_batch}, as with DDP. To avoid it, use SyncBatchNorm (on GPUs) or norms without "
+            "a batch (GroupNorm), or keep the trial at one replica (max_replicas=1) and a fixed batch"
+        )
 
     def backward_begins(self, loss: torch.Tensor) -> None:
         """Warn of a loss that is no mean over its samples where replicas or passes average gradients of it."""

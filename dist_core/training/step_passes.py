@@ -47,7 +47,7 @@ class StepPasses(Passes):
         self._core = core
         self._wrapped = wrapped
         self._synchronized_norms = SynchronizedNorms(module)
-        self.looks = BatchLooks(core, place, type(module).__name__)
+        self.looks = BatchLooks(core, place, module)
         self._num_parts = 1
         """Replicas that have examples of the present step."""
         self._hidden_passes: set[int] = set()

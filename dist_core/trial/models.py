@@ -83,7 +83,7 @@ class Models(Voter, Listener):
     @property
     def least_samples(self) -> int:
         """Samples that a pass needs: a batch norm takes its statistics from several."""
-        return 2 if any(_needs_several(each) for model in self for each in model.module.modules()) else 1
+        return 2 if any(is_batch_norm(each) for model in self for each in model.module.modules()) else 1
 
     @property
     def compute_after_an_update(self) -> bool:
@@ -197,6 +197,7 @@ class Models(Voter, Listener):
             model.over.tune(round(chosen) - 1 if chosen else None)
 
 
-def _needs_several(module: torch.nn.Module) -> bool:
+def is_batch_norm(module: torch.nn.Module) -> bool:
+    """Tell whether a layer normalises over the samples that one process has in a pass."""
     is_norm = isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
     return is_norm and not isinstance(module, torch.nn.SyncBatchNorm)

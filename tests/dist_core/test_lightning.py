@@ -199,7 +199,7 @@ def test_what_cannot_be_trained_is_refused_in_one_sentence(tmp_path: Path) -> No
         (batches, {}, "the trial forms the batches itself"),
         ([one, one], {}, "an elastic trial trains on one"),
         (list(data), {}, "it needs a torch.utils.data.DataLoader"),
-        (ReversedLoader(data, 8), {}, "whose __iter__ is its own"),
+        (ReversedLoader(data, 8), {}, "whose own __iter__ would be ignored"),
         (one, {"callbacks": [callbacks.GradientAccumulationScheduler({0: 2})]}, "let the batch size grow"),
         (one, {"callbacks": [Finetuning()]}, r"another group of weights.*on_train_epoch_start"),
         (one, {"callbacks": [callbacks.EMAWeightAveraging()]}, "is not sent to replicas that join"),

@@ -71,6 +71,29 @@ def said(kit: Kit, *, reduction: str = "sum", weighs: bool = False) -> list[str]
     return [each for each in words if "the loss is" in each]
 
 
+def said_of_norms(kit: Kit) -> list[str]:
+    words: list[str] = []
+    hear(words)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
+    for _ in kit.epochs(2):
+        for x, y in loader:
+            optimizer.zero_grad()
+            functional.mse_loss(wrapped(x), y).backward()
+            optimizer.step()
+    return [each for each in words if "batch norms" in each]
+
+
+@pytest.mark.parametrize(("replicas", "passes"), [(2, 1), (1, 2), (1, 1)])
+def test_batch_norms_that_see_fewer_samples_are_told_of_once(replicas: int, passes: int) -> None:
+    first, *others = as_trial(said_of_norms, replicas, passes)
+    assert len(first) == (1 if replicas * passes > 1 else 0)
+    assert not first or "over the 12 samples of a replica's pass instead of the script's 24" in first[0]
+    assert not any(others)
+
+
 @pytest.mark.parametrize(("replicas", "passes"), [(2, 1), (1, 2)])
 def test_a_sum_is_told_of_once_where_gradients_are_averaged(replicas: int, passes: int) -> None:
     first, *others = as_trial(said, replicas, passes)

@@ -59,5 +59,7 @@ class Doubled(DataLoader[Any]):
 
 
 def test_a_loader_that_changes_batches_is_refused() -> None:
-    with pytest.raises(InvalidTraining, match=r"fit was given a Doubled, whose __iter__ is its own.*collate_fn"):
+    with pytest.raises(
+        InvalidTraining, match=r"fit was given a Doubled, whose own __iter__ would be ignored.*collate_fn"
+    ):
         elastic_like(Doubled(NUMBERS, 2), AdaptiveDataLoader, whom="fit")
