@@ -42,7 +42,7 @@ class Layout(NamedTuple):
     def from_name(cls, name: str) -> Layout:
         """Return the layout of that name; raise ValueError if there is none."""
         if not isinstance(name, str):
-            raise ValueError(f"{name!r:.80} is not a layout; it must be a string")
+            raise ValueError(f"{name!r:.80} is not a layout; write it like '4 stages' or '2 sharded recomputed'")
         slots, *words = name.split(" ") if name else ("",)
         recomputes = bool(words) and words[-1] == _RECOMPUTED
         kind = words[:-1] if recomputes else words

@@ -55,7 +55,7 @@ class StudyTerms:
             raise InvalidStudyTerms(f"goal is {self.goal!r}; choose one of {', '.join(GOALS)}")
         if self.deadline_at is not None and not is_number(self.deadline_at):
             raise InvalidStudyTerms(
-                f"deadline is {self.deadline_at!r:.80}; it must be a time in seconds since the epoch"
+                f"deadline is {self.deadline_at!r:.80}; it must be a Unix time, such as time.time() + 3600"
             )
         if self.goal == "deadline" and self.deadline_at is None:
             raise InvalidStudyTerms(

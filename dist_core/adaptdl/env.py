@@ -31,7 +31,7 @@ def _core() -> Replica:
 
 
 def core_of_job() -> Replica:
-    """Return the core, with the states of an earlier run at hand: here they are back as soon as they are registered."""
+    """Return this process's Replica with its checkpoint loaded: states are restored as soon as they are registered."""
     core = _core()
     core.resumption.restore_early()
     return core

@@ -99,7 +99,7 @@ def fixed_choice(bounds: BatchBounds, num_replicas: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class BatchChoices:
-    """The winners for several allocations, arrays of shape (A,)."""
+    """The best batch for each of A allocations, as arrays of shape (A,)."""
 
     atomic_batch: Integers
     accumulation: Integers

@@ -136,7 +136,7 @@ class ElasticModel(MeasuredModel, nn.Module):
         return self.inner.full_state_dict()
 
     def explain(self) -> str:
-        """Describe how the model is held, and what its stages take."""
+        """Return the model's layout and, of a pipeline, each stage's estimated time and memory, as text."""
         if isinstance(self.inner, ElasticPipeline):
             return self.inner.explain()
         return self.layout.words

@@ -51,8 +51,8 @@ T = TypeVar("T")
 class ElasticStrategy(SingleDeviceStrategy):
     """Strategy that trains a LightningModule as an elastic trial.
 
-    ``batch``: "fixed" keeps the user's whatever the number of replicas; "adaptive" lets it follow goodput, up to 32
-    times that, and a number up to so many examples. Further options go to ``AdaptiveDataParallel``.
+    ``batch``: "fixed" keeps the script's batch size at any number of replicas; "adaptive" lets it follow goodput, up to
+    32 times that; a number is the largest batch size. Further options go to ``AdaptiveDataParallel``.
 
     Raises InvalidTraining for what cannot be trained so.
     """

@@ -360,7 +360,7 @@ _UPDATE_BN = inspect.unwrap(torch.optim.swa_utils.update_bn).__code__
 
 
 def current_dataloader() -> AdaptiveDataLoader | None:
-    """Return the loader that drives training, once one does."""
+    """Return the AdaptiveDataLoader of the training loop; None before the first one begins, and where there is none."""
     loader = get_core().loader
     assert loader is None or isinstance(loader, AdaptiveDataLoader)
     return loader

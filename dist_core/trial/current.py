@@ -22,7 +22,7 @@ _of_process: Replica | None = None
 
 
 def get_core() -> Replica:
-    """Return the core that is present here, or that of this process, made on first use."""
+    """Return the Replica of the current context, else this process's, which is made on first use."""
     global _of_process
     here = _present.get()
     if here is not None:

@@ -147,8 +147,8 @@ class Tokens:
                 changed = replace(kept, versions={**kept.versions, what: kept.versions.get(what, 0) + 1})
             elif access is Access.AGENT:
                 raise RequestRefused(
-                    "the agents' token is derived from the scheduler's key and cannot be replaced by itself; it "
-                    "changes with the state folder"
+                    "the agents' token comes from the scheduler's key and cannot be replaced on its own; start the "
+                    "scheduler on a new state folder to change it"
                 )
             else:
                 raise RequestRefused("a replica's token is valid until the replica ends; stop its trial instead")

@@ -23,10 +23,12 @@ from trials.plain_words import printable
 
 
 class Client:
-    """Thread-safe. Every call raises SchedulerUnreachable, NotAuthorized, RequestRefused or SchedulerError.
+    """Client of a scheduler's API: lists and steers trials, studies and nodes. Thread-safe.
 
-    Where a trial is wanted, a Trial, its id, how that begins, ``STUDY/NUMBER`` or a number that one trial alone has
-    will do; where a study is wanted, its title, its name, or how one of these begins.
+    A trial is given as a Trial, its id, the beginning of an id, ``STUDY/NUMBER``, or a number that only one trial has;
+    a study as its title, its name, or the beginning of one.
+
+    Any call may raise SchedulerUnreachable, NotAuthorized, RequestRefused or SchedulerError.
     """
 
     def __init__(self, connection: SchedulerClient) -> None:
@@ -167,7 +169,7 @@ class Client:
         return self._again(trial, {"parameters": parameters, "forks": True})
 
     def extend(self, trial: str | Trial, epochs: int) -> Trial | None:
-        """Train on from where a trial stands, as a new one that trains so many epochs more; as ``clone`` otherwise."""
+        """Start a new trial from a trial's state, to train ``epochs`` more; None where its sweep will submit it."""
         return self._again(trial, {"more_epochs": epochs, "forks": True})
 
     def _again(self, trial: str | Trial, body: Mapping[str, Any]) -> Trial | None:

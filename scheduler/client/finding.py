@@ -95,11 +95,12 @@ def _chosen(folder: Path, settings: Path) -> tuple[Path, str] | None:
 
 def _check_owner(path: Path) -> None:
     """Refuse a file of another owner: whoever can write it has one's code sent anywhere."""
-    found = path.stat()
-    if found.st_uid not in (os.getuid(), 0) or found.st_mode & 0o022:
+    status = path.stat()
+    if status.st_uid not in (os.getuid(), 0):
+        raise SchedulerError(f"{path} belongs to another user, who could send your sweeps anywhere; make your own")
+    if status.st_mode & 0o022:
         raise SchedulerError(
-            f"{path} belongs to another user or can be written by others, who could send your sweeps anywhere; it must "
-            f"be yours: chmod 600 {path}"
+            f"{path} can be written by others, who could send your sweeps anywhere; run chmod 600 {path}"
         )
 
 

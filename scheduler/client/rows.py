@@ -27,7 +27,7 @@ def _names(kind: type[Any]) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A trial as lists show it."""
+    """A trial's row in listings: its names, state with reason, slots and latest report."""
 
     id: str
     study: str

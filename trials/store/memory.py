@@ -142,7 +142,7 @@ class TrialStore:
             return record
 
     def adopt(self, record: TrialRecord) -> None:
-        """Take over a trial as its backing has it."""
+        """Add a trial that was read from the backing, or replace it, without writing it back."""
         with self._lock:
             self.writes += 1
             self._insert(record)
@@ -265,7 +265,7 @@ class TrialStore:
         )
 
     def release(self, trial_ids: Sequence[str]) -> None:
-        """Let these trials hold slots: somebody waits for them."""
+        """Lift the hold on these trials (see ``hold``), so that they can be given slots again."""
         self._change(
             [name for name in trial_ids if self.has_trial(name)],
             lambda trial: None if trial.hold is None else replace(trial, hold=None),
@@ -332,7 +332,7 @@ class TrialStore:
         self._update_replicas(replica_ids, {"state": state})
 
     def retry_join(self, replica_id: str, aimed: int | None) -> None:
-        """Have a joiner aim again that had aimed at this epoch; one that aims elsewhere by now is left alone."""
+        """Let a joiner choose its entry epoch again, if ``aimed`` is still the one it has chosen."""
         self._update_replicas([replica_id], AIM_AGAIN, where=lambda row: row.join_epoch == aimed)
 
     def _update_replicas(

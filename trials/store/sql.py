@@ -292,7 +292,7 @@ def _report_of(row: Any) -> Report:
 
 
 def sql_store(url: str, *, exclusive: bool = False) -> TrialStore:
-    """Return the store of the one process that owns this database."""
+    """Return a trial store in the SQL database at ``url``, which one process at a time may use."""
     return TrialStore(SqlBacking(url, exclusive=exclusive))
 
 

@@ -326,7 +326,7 @@ class ExperimentDriver:
             if method == "taken":
                 return trial.results_taken
             if method not in ("metric", "metrics"):
-                raise ValueError(f"an NNI trial has no question {method!r}")
+                raise ValueError(f"replicas of an NNI trial may ask for 'metric', 'metrics' or 'taken', not {method!r}")
             results = arguments["metrics"] if method == "metrics" else [arguments]
             for result in results:
                 check_metric(result["metric"])

@@ -35,7 +35,7 @@ def current_trial() -> BaseTrial:
 
 
 def tell(value: Any) -> None:
-    """Set the value of the script's trial. A script that does not has the value that it reported at its last step.
+    """Set the value of the script's trial. If the script never calls this, its last reported value counts.
 
     Args:
         value: The value; for several objectives, a sequence.
