@@ -39,7 +39,7 @@ RAY_TARGETS = {"ray": {"makespan": 1 / 1.6, "time to best": 1 / 1.8}, "ray chang
 KEEP_ONE_IN, MOST_SLOTS, NODE_SLOTS = 4, 8, 4
 
 
-def sweep(contender: str, n_jobs: int = SLOTS) -> dict[str, Any]:
+def sweep(contender: str, n_jobs: int = SLOTS, *, simulates: bool = True) -> dict[str, Any]:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=KEEP_ONE_IN)
     study = optuna.create_study(direction="maximize", pruner=pruner)
@@ -65,7 +65,7 @@ def sweep(contender: str, n_jobs: int = SLOTS) -> dict[str, Any]:
                 timeline=None if pictures is None else Path(pictures) / contender.replace(" ", "_"),
             )
             ended = time.time()
-            simulated = _simulated(Path(folder))
+            simulated = _simulated(Path(folder)) if simulates else {}
     if contender == "plain":
         ended = time.time()
     complete = [trial for trial in study.trials if trial.state is optuna.trial.TrialState.COMPLETE]

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 FIRST_SECONDS = 0.5
 """Between two hints of a trial that has just begun, or has just become another size: much is learnt then."""
 LATER_SECONDS = 3.0
-SLOWER = 1.15
+SLOWER = 1.3
 """Growth of each interval over the one before."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,10 +18,10 @@ from scheduler.api.client_side import client_routes
 from scheduler.api.connections import BACKLOG, PatientProtocol, raise_descriptor_limit
 from scheduler.api.driver_routes import driver_routes
 from scheduler.api.gate import Gate
+from scheduler.api.hot_routes import STATUSES, HotFirst, refusal
 from scheduler.api.replica_side import replica_routes
 from scheduler.api.service import Service
 from scheduler.loop.watchdog import STUCK_SECONDS
-from trials.errors import InvalidTrialSpec, StoreUnavailable, UnknownTrial
 
 
 def create_app(service: Service) -> FastAPI:
@@ -38,12 +38,15 @@ def create_app(service: Service) -> FastAPI:
 
     app = FastAPI(title="Elastune scheduler", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.service = service
+    hot = [*replica_routes(service), *driver_routes(service, ClientAccess(service.store))]
+    app.add_middleware(HotFirst, routes=hot)
+    # Outermost: it lets nobody in whom it does not know.
     app.add_middleware(Gate, service=service)
     app.include_router(client_routes(service))
     if service.site.roster is not None:
         app.include_router(agent_routes(service.site.roster, service.loop.log_of))
         app.include_router(checkpoint_routes(service.loop))
-    app.router.routes[:0] = [*replica_routes(service), *driver_routes(service, ClientAccess(service.store))]
+    app.router.routes[:0] = hot
 
     @app.get("/healthz")
     def healthz(response: Response) -> dict[str, str]:
@@ -52,15 +55,11 @@ def create_app(service: Service) -> FastAPI:
             return {"status": f"the control loop has not run for {service.loop.age:.0f} s"}
         return {"status": "ok"}
 
-    def refuse(status: int) -> Callable[[Request, Exception], Any]:
-        async def handler(_: Request, error: Exception) -> JSONResponse:
-            return JSONResponse({"detail": str(error)}, status_code=status)
+    async def refuse(_: Request, error: Exception) -> JSONResponse:
+        return refusal(error)
 
-        return handler
-
-    app.add_exception_handler(InvalidTrialSpec, refuse(422))
-    app.add_exception_handler(UnknownTrial, refuse(404))
-    app.add_exception_handler(StoreUnavailable, refuse(503))
+    for kind in STATUSES:
+        app.add_exception_handler(kind, refuse)
     return app
 
 

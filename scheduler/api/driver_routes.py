@@ -17,10 +17,13 @@ from scheduler.api.service import Service
 from scheduler.api.summaries import live, summary
 from scheduler.api.tokens import Access, Identity
 from scheduler.knowledge.coming import Plans
+from trials.record import TrialRecord
 
 LONGEST_WAIT_SECONDS = 8.0
 RENEWED_SECONDS = 1.0
 """A driver's lease is not written down more often, however often it polls."""
+SHOWN_SECONDS = 1.0
+"""A driver hears of sizes and goodput no more often: only people look at them."""
 
 
 class PlansBody(BaseModel):
@@ -61,6 +64,8 @@ class Waiting(BaseModel):
 def driver_routes(service: Service, access: ClientAccess) -> list[HotRoute]:
     store = service.store
     hot = HotRoutes(identity_of)
+    shown_at: dict[str, float] = {}
+    """When the driver of a study was last told how its running trials stand."""
 
     @hot.post("/studies/{name}/news", Waiting)
     async def news(client: Identity, body: Waiting, name: str) -> dict[str, Any]:
@@ -82,36 +87,41 @@ def driver_routes(service: Service, access: ClientAccess) -> list[HotRoute]:
         known_ids = set(body.known)
         heard = service.mailbox.news(name).number if body.heard is None else body.heard
         while True:
-            changed, news = service.changed, service.mailbox.news(name)
-            news_found = _look(name, body)
+            changed, news, now = service.changed, service.mailbox.news(name), service.clock()
+            next_shown = shown_at.get(name, 0.0) + SHOWN_SECONDS
+            if now >= next_shown:
+                shown_at[name], next_shown = now, now + SHOWN_SECONDS
+            news_found = _look(name, body, shows=shown_at[name] == now)
             questions = [
                 each for each in service.mailbox.open_questions(name, body.trials) if each["id"] not in known_ids
             ]
             wishes = service.wishes.open_ones(name)
-            left = deadline - service.clock()
+            left = deadline - now
             if any(news_found.values()) or questions or wishes or news.number != heard or left <= 0:
                 return {**news_found, "questions": questions, "wishes": wishes, "heard": news.number}
             waiting = {asyncio.ensure_future(event.wait()) for event in (news.more, changed)}
-            _, pending = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            longest = min(left, next_shown - now)
+            _, pending = await asyncio.wait(waiting, timeout=longest, return_when=asyncio.FIRST_COMPLETED)
             for task in pending:
                 task.cancel()
 
-    def _look(name: str, body: Waiting) -> dict[str, list[Any]]:
+    def _look(name: str, body: Waiting, *, shows: bool) -> dict[str, list[Any]]:
         if access.known_study(name).owner != body.owner:
             why = "its lease ran out, or another process took over; run the sweep again with resume=True"
             raise HTTPException(409, f"this process no longer drives study {name!r}: {why}")
+        waited_for = [store.trial(trial_id) for trial_id in body.trials]
         return {
-            "finished": _finished(body.trials),
-            "live": _news_of(body.seen),
-            "missing_packages": _missing_packages(body.trials),
-            "spent": [True] if body.ends_when_spent and _is_spent(body.trials) else [],
+            "finished": [summary(record) for record in waited_for if record.state.is_final],
+            "live": _news_of(body.seen) if shows else [],
+            "missing_packages": _missing_packages(waited_for),
+            "spent": [True] if body.ends_when_spent and _is_spent(waited_for) else [],
         }
 
-    def _is_spent(trial_ids: list[str]) -> bool:
+    def _is_spent(records: list[TrialRecord]) -> bool:
         """Tell whether the study's budget is used up: all of these trials wait, and for that alone."""
-        records = [record for record in map(store.trial, trial_ids) if not record.state.is_final]
-        return bool(records) and all(
-            not record.state.holds_slots and record.reason.sentence == BUDGET_USED for record in records
+        live_ones = [record for record in records if not record.state.is_final]
+        return bool(live_ones) and all(
+            not record.state.holds_slots and record.reason.sentence == BUDGET_USED for record in live_ones
         )
 
     async def renew(name: str, body: Waiting) -> None:
@@ -138,14 +148,9 @@ def driver_routes(service: Service, access: ClientAccess) -> list[HotRoute]:
             if {**record.parameters, **shown} != record.parameters:
                 store.put_parameters(trial_id, shown)
 
-    def _finished(trial_ids: list[str]) -> list[dict[str, Any]]:
-        records = [store.trial(trial_id) for trial_id in trial_ids]
-        return [summary(record) for record in records if record.state.is_final]
-
-    def _missing_packages(trial_ids: list[str]) -> list[str]:
+    def _missing_packages(records: list[TrialRecord]) -> list[str]:
         """Digests of what the driver has to send again, because the scheduler has lost it."""
-        specs = [store.trial(trial_id).spec for trial_id in trial_ids]
-        wanted = {digest for spec in specs for digest in (spec.package, *spec.code)} - {""}
+        wanted = {digest for record in records for digest in (record.spec.package, *record.spec.code)} - {""}
         return [digest for digest in sorted(wanted) if service.packages.find(digest) is None]
 
     def _news_of(seen: dict[str, str]) -> list[dict[str, Any]]:

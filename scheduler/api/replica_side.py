@@ -139,7 +139,7 @@ def replica_routes(service: Service) -> list[HotRoute]:
     reports_left, warnings_left = Allowance(MOST_REPORTS_KEPT), Allowance(MOST_WARNINGS)
 
     def news_for(replica_id: str, trial_id: str, query: Watch) -> dict[str, Any] | None:
-        """Return what this replica has to hear now, None when nothing."""
+        """Return what this replica has to hear now, None when nothing; reads memory alone."""
         trial = store.trial(trial_id)
         replicas = store.replicas(trial_id=trial_id)
         replica = next((row for row in replicas if row.replica_id == replica_id), None)
@@ -151,7 +151,6 @@ def replica_routes(service: Service) -> list[HotRoute]:
         if wanted and wanted != query.saves and replica_id in trial.members:
             return {"save": wanted, "generation": None}
         if replica.retry_join:
-            store.update_replica(replica_id, retry_join=False)
             attempt = service.joining.attempt_after(trial_id, replica_id)
             return {"retry_join": True, "attempt": attempt, "generation": None}
         present = {row.replica_id for row in replicas}
@@ -182,12 +181,15 @@ def replica_routes(service: Service) -> list[HotRoute]:
 
         async def look() -> dict[str, Any] | None:
             service.loop.note_contact(caller.replica_id)
-            return await asyncio.to_thread(news_for, caller.replica_id, caller.trial_id, query)
+            news = news_for(caller.replica_id, caller.trial_id, query)
+            if news is not None and "retry_join" in news:
+                await asyncio.to_thread(store.update_replica, caller.replica_id, retry_join=False)
+            return news
 
         return await until(caller.trial_id, query.wait, look) or {"generation": None}
 
     @hot.get("/trial")
-    def own_trial(caller: ReplicaRecord) -> dict[str, Any]:
+    async def own_trial(caller: ReplicaRecord) -> dict[str, Any]:
         trial = store.trial(caller.trial_id)
         return {
             "number": trial.spec.number,

@@ -42,6 +42,8 @@ from trials.store import TrialStore, sql_store
 logger = logging.getLogger(__name__)
 
 EXIT_STUCK = 75
+DECIDE_SECONDS = 0.4
+"""Least time between two decisions, unless a trial has come, ended or lost a replica."""
 DRAIN_SECONDS = 60.0
 """Longest time that replicas get to save their state when the scheduler is stopped for good."""
 
@@ -113,6 +115,8 @@ def serve(
         url=url,
         state_dir=folder.path.resolve(),
         is_shared=not settings.stop_with_stdin,
+        decide_every_seconds=DECIDE_SECONDS,
+        decide_on_loss_or_end=True,
         server_file=None if site.runs_elsewhere else folder.server_file.resolve(),
     )
     loop, clock = service.loop, service.clock

@@ -177,6 +177,18 @@ def test_a_question_reaches_the_driver_and_its_answer_the_replica(site: Site) ->
     assert site.replica("POST", "/call", question, name=name).json() == {"answer": {"value": 0.1}}
 
 
+def test_a_driver_hears_how_its_trials_stand_once_a_second(site: Site) -> None:
+    trial_id = site.with_replica().rpartition("-")[0]
+    site.call("PUT", "/studies/s", {"owner": "one"})
+    asked = {"owner": "one", "wait": 0, "trials": [trial_id], "seen": {trial_id: ""}}
+    first, second = (site.call("POST", "/studies/s/news", asked).json()["live"] for _ in range(2))
+    assert [trial["trial_id"] for trial in first] == [trial_id]
+    assert second == []
+    # A poll that waits hears of it when its turn has come.
+    third = site.call("POST", "/studies/s/news", {**asked, "wait": 5.0}).json()["live"]
+    assert [trial["trial_id"] for trial in third] == [trial_id]
+
+
 def test_nobody_learns_of_the_api_without_a_token(site: Site) -> None:
     for path in ("/docs", "/redoc", "/openapi.json", "/nothing"):
         assert site.http.get(path).status_code == 401

@@ -25,6 +25,7 @@ from trials.spec import TrialSpec
 from trials.states import TrialState
 from trials.store import TrialStore, sql_store
 from trials.store.base import HistoryEntry
+from trials.store.sql import SqlBacking
 from trials.terms import StudyTerms
 
 
@@ -347,6 +348,22 @@ def test_a_store_opened_again_has_everything(url: str) -> None:
     second = sql_store(url)
     assert second.trials() == [record]
     second.close()
+
+
+def test_of_hints_in_quick_succession_the_last_is_written_when_a_trial_ends_or_its_store_closes(url: str) -> None:
+    first = sql_store(url)
+    ended, live = (first.submit(spec(number), 1.0).trial_id for number in (0, 1))
+    for trial_id in (ended, live):
+        for number in range(3):
+            first.put_hints(trial_id, {"number": number})
+            assert first.hints([trial_id]) == {trial_id: {"number": number}}
+    reader = SqlBacking(url)
+    assert reader.hints([ended, live]) == {ended: {"number": 0}, live: {"number": 0}}
+    first.save_trial(replace(first.trial(ended), state=TrialState.CANCELLED))
+    assert reader.hints([ended, live]) == {ended: {"number": 2}, live: {"number": 0}}
+    first.close()
+    assert reader.hints([ended, live]) == {ended: {"number": 2}, live: {"number": 2}}
+    reader.close()
 
 
 def test_writers_in_several_threads_lose_nothing(url: str) -> None:

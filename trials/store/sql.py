@@ -6,11 +6,13 @@ are serialised by the database; connections are not shared between threads.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -40,6 +42,9 @@ from trials.terms import StudyTerms
 
 _alive = _replicas.c.state != ReplicaState.GONE.value
 
+HINTS_SECONDS = 5.0
+"""A trial's hints are written no more often: replicas send them anew within seconds, so a crash loses nothing."""
+
 
 class SqlBacking(Backing):
     """Keeps a store's trials in a SQL database.
@@ -55,6 +60,9 @@ class SqlBacking(Backing):
         self._memory: TrialStore | None = None
         super().__init__()
         self._stale = True
+        self._hints_written_at: dict[str, float] = {}
+        self._hints_to_write: dict[str, dict[str, Any]] = {}
+        """Hints that came too soon after the last that were written."""
         self._engine = engine_for(url)
         self._claim: Connection | None = None
         self._claim_lock = threading.Lock()
@@ -70,6 +78,9 @@ class SqlBacking(Backing):
             raise
 
     def close(self) -> None:
+        if self._hints_to_write:
+            with contextlib.suppress(StoreUnavailable), self._changing, self._write() as connection:
+                self._write_hints(connection, list(self._hints_to_write))
         if self._claim is not None:
             self._claim.close()
         self._engine.dispose()
@@ -131,7 +142,7 @@ class SqlBacking(Backing):
                 trials=trials,
                 live_replicas=self.replicas(),
                 reports={name: self.reports(name) for name in {trial.spec.study for trial in trials}},
-                hints=self.hints(live),
+                hints={**self.hints(live), **self._hints_to_write},
                 resizes=self.resizes(),
             )
             self._memory.replace_all(kept)
@@ -189,6 +200,7 @@ class SqlBacking(Backing):
             for record in records:
                 meant = _trials.c.trial_id == record.trial_id
                 connection.execute(_trials.update().where(meant).values(**trial_values(record)))
+            self._write_hints(connection, [record.trial_id for record in records if record.state.is_final])
         return records
 
     def trials(self) -> list[TrialRecord]:
@@ -201,6 +213,9 @@ class SqlBacking(Backing):
         with self._write() as connection:
             for table in (_reports, _hints, _measurements, _history, _replicas, _trials):
                 connection.execute(table.delete().where(table.c.trial_id.in_(list(trial_ids))))
+        for trial_id in trial_ids:
+            self._hints_written_at.pop(trial_id, None)
+            self._hints_to_write.pop(trial_id, None)
 
     # ------------------------------------------------------------------ replicas
 
@@ -231,13 +246,23 @@ class SqlBacking(Backing):
     # ------------------------------------------------------------------ hints, reports, history
 
     def save_hints(self, trial_id: str, hints: Mapping[str, Any], measured: Measurement | None) -> None:
-        document = json.dumps(hints)
-        with self._write() as connection:
-            updated = connection.execute(_hints.update().where(_hints.c.trial_id == trial_id).values(document=document))
-            if not updated.rowcount:
-                connection.execute(_hints.insert().values(trial_id=trial_id, document=document))
-            if measured is not None:
-                connection.execute(_measurements.insert().values(**asdict(measured)))
+        self._hints_to_write[trial_id] = dict(hints)
+        is_due = time.monotonic() - self._hints_written_at.get(trial_id, float("-inf")) >= HINTS_SECONDS
+        if is_due or measured is not None:
+            with self._write() as connection:
+                self._write_hints(connection, [trial_id])
+                if measured is not None:
+                    connection.execute(_measurements.insert().values(**asdict(measured)))
+
+    def _write_hints(self, connection: Connection, trial_ids: Sequence[str]) -> None:
+        """Write the hints of these trials, where they have not been written."""
+        for trial_id in trial_ids:
+            hints = self._hints_to_write.pop(trial_id, None)
+            if hints is not None:
+                self._hints_written_at[trial_id] = time.monotonic()
+                document, meant = json.dumps(hints), _hints.c.trial_id == trial_id
+                if not connection.execute(_hints.update().where(meant).values(document=document)).rowcount:
+                    connection.execute(_hints.insert().values(trial_id=trial_id, document=document))
 
     def measurements(self, trial_id: str) -> list[Measurement]:
         columns = [column for column in _measurements.c if column.name != "entry"]
