@@ -200,7 +200,11 @@ class SqlBacking(Backing):
             for record in records:
                 meant = _trials.c.trial_id == record.trial_id
                 connection.execute(_trials.update().where(meant).values(**trial_values(record)))
-            self._write_hints(connection, [record.trial_id for record in records if record.state.is_final])
+            ended = [record.trial_id for record in records if record.state.is_final]
+            self._write_hints(connection, ended)
+        for trial_id in ended:
+            # What comes after its end is written at once: nothing follows that would bring it along.
+            self._hints_written_at.pop(trial_id, None)
         return records
 
     def trials(self) -> list[TrialRecord]:
