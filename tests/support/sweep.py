@@ -19,6 +19,7 @@ import psutil
 from tests.support.project import ROOT
 from trials.store import SqlBacking
 from trials.store.base import SlotInterval
+from tuner_bridge.optuna.population import MEMBER, PARENT
 
 SCRIPT = """
 import os, sys, optuna
@@ -37,12 +38,45 @@ if __name__ == "__main__":
 """
 
 
+POPULATION = """
+import os, sys, optuna
+from tests.support.objectives import counts_its_samples
+from tests.support.sweep import exploits_of
+from tuner_bridge import Population, optimize
+if __name__ == "__main__":
+    folder = sys.argv[1]
+    study = optuna.create_study(
+        study_name="sweep", storage=f"sqlite:///{folder}/study.db", load_if_exists=True,
+        sampler=optuna.samplers.RandomSampler(seed=3),
+    )
+    def enough(study, trial):
+        if len(exploits_of(study)) >= int(os.environ["TRIALS"]):
+            study.stop()
+    optimize(
+        study, counts_its_samples, population=Population(size=4, every=2, quantile=0.4, seed=1), slots=2,
+        max_replicas=1, state_dir=sys.argv[2], resume="--resume" in sys.argv, callbacks=[enough],
+    )
+"""
+"""A population that ends after so many exploits."""
+
+
+def exploits_of(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
+    """Stretches that begin with the state of another member."""
+    trials = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
+    return [
+        trial
+        for trial in trials.values()
+        if PARENT in trial.user_attrs
+        and trials[trial.user_attrs[PARENT]].user_attrs[MEMBER] != trial.user_attrs[MEMBER]
+    ]
+
+
 class Sweep:
-    def __init__(self, folder: Path, state: Path | None = None, trials: int = 6) -> None:
+    def __init__(self, folder: Path, state: Path | None = None, trials: int = 6, script: str = SCRIPT) -> None:
         self.folder = folder
         self.trials = trials
         self.state = state or folder / "state"
-        (folder / "tune.py").write_text(SCRIPT)
+        (folder / "tune.py").write_text(script)
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:

@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,12 +22,13 @@ from optuna.trial import FrozenTrial, TrialState
 from dist_core.errors import NothingLeftToTrain
 from scheduler.errors import RequestRefused
 from tests.support.objectives import counts_its_samples, descends
+from tests.support.sweep import POPULATION, Sweep, exploits_of
 from trials.store.sql import SqlBacking
 from tuner_bridge import Population, enqueue_from, optimize
-from tuner_bridge.errors import InvalidSweep
+from tuner_bridge.errors import InvalidSweep, SweepInterrupted
 from tuner_bridge.optuna.population import MEMBER, PARENT, Member, Standings
 from tuner_bridge.optuna.population_sweep import PopulationSweep
-from tuner_bridge.optuna.trial_driver import Follow, OptunaDriver
+from tuner_bridge.optuna.trial_driver import Begun, Follow, OptunaDriver
 
 SPACES: dict[str, BaseDistribution] = {
     "lr": FloatDistribution(1e-4, 1.0, log=True),
@@ -121,6 +122,8 @@ class Trains:
         too_late: int = 0,
         refused: int = 0,
         by_lot: bool = False,
+        dies_after: int | None = None,
+        earlier: Trains | None = None,
     ) -> None:
         self.study = study
         self.slots = slots
@@ -132,19 +135,34 @@ class Trains:
         """Successors, so many, whose winner has come to its end before they could begin."""
         self._by_lot = by_lot
         """Scores are drawn, and successors take a while to start."""
+        self._cancelled: set[str] = set() if earlier is None else earlier._cancelled
         self.untrained_parents: list[str] = []
         """Trials whose state others were to begin with before they had trained."""
         self._refused = refused
         """Successors, so many, whose winner is itself replaced or over before they are submitted."""
-        self._ended: set[str] = set()
-        self._came_to: dict[str, int] = {}
-        self._parents: dict[int, str] = {}
+        self._ended: set[str] = set() if earlier is None else earlier._ended
+        self._came_to: dict[str, int] = {} if earlier is None else earlier._came_to
+        self._parents: dict[int, str] = {} if earlier is None else earlier._parents
+        self._began_at: dict[str, int] = {} if earlier is None else earlier._began_at
+        self._dies_after = dies_after
+        """Reports until the process is killed."""
 
     def request(self, method: str, path: str, body: Any) -> None:
         self.requests.append(path)
 
     def cancel(self, trial_id: str, why: str) -> None:
         self.requests.append(f"cancel {trial_id}")
+        self._cancelled.add(trial_id)
+
+    def submitted(self) -> list[dict[str, Any]]:
+        def row(name: str) -> dict[str, Any]:
+            state = "cancelled" if name in self._cancelled else "succeeded" if name in self._ended else "paused"
+            return {"trial_id": name, "number": int(name[1:]), "state": state, "outcome": None}
+
+        return [row(name) for name in self._came_to]
+
+    def parent_of(self, trial: optuna.Trial) -> str:
+        return self._parents[trial.number]
 
     def interrupt(self) -> None:
         self.interrupted = True
@@ -154,9 +172,19 @@ class Trains:
             self.untrained_parents.append(parent_id)
         self._parents[number] = parent_id
 
-    def run(self, trial: optuna.Trial, *, follow: Follow, submitted: Callable[[str], None]) -> float:
-        rate, name = trial.suggest_float("lr", 0.1, 10.0), f"t{trial.number}"
+    def run(
+        self, trial: optuna.Trial, *, follow: Follow, submitted: Callable[[str], None], begun: Begun | None = None
+    ) -> float:
+        rate = trial.suggest_float("lr", 0.1, 10.0)
+        if begun is not None:
+            name = f"t{begun.first.number}"
+            submitted(name)
+            # It goes on from its checkpoint, and reports again what it had reported.
+            checkpoint = max(self._began_at[name], self._came_to[name] + 1 - 4)
+            return self._train(trial, checkpoint, rate, name, follow, begun.reported)
+        name = f"t{trial.number}"
         first = self._came_to[self._parents[trial.number]] + 1 if trial.number in self._parents else 0
+        self._began_at[name] = first
         submitted(name)
         if trial.number in self._parents and self._by_lot:
             time.sleep(0.02)
@@ -169,20 +197,47 @@ class Trains:
                 time.sleep(0.002)
             time.sleep(0.05)
             raise RequestRefused("its state was not kept")
-        try:
-            return self._train(trial, first, rate, name, follow)
-        finally:
-            self._ended.add(name)
+        return self._train(trial, first, rate, name, follow)
 
-    def _train(self, trial: optuna.Trial, first: int, rate: float, name: str, follow: Follow) -> float:
+    def _train(
+        self,
+        trial: optuna.Trial,
+        first: int,
+        rate: float,
+        name: str,
+        follow: Follow,
+        reported: Collection[int] = (),
+    ) -> float:
+        try:
+            value = self._train_on(trial, first, rate, name, follow, reported)
+        except SweepInterrupted:
+            raise
+        except BaseException:
+            self._ended.add(name)
+            raise
+        self._ended.add(name)
+        return value
+
+    def _train_on(
+        self, trial: optuna.Trial, first: int, rate: float, name: str, follow: Follow, reported: Collection[int]
+    ) -> float:
         loss, present = 0.0, trial
         for epoch in range(first, self._epochs):
             time.sleep(0.002)
             if rate == self._fails and epoch == 5:
                 raise ZeroDivisionError
+            if self._dies_after is not None:
+                self._dies_after -= 1
+                if self._dies_after < 0:
+                    raise SweepInterrupted
             loss = random.Random(trial.number * 1000 + epoch).random() if self._by_lot else 1.0 / (rate * (epoch + 1))
-            self._came_to[name] = epoch
+            self._came_to[name] = max(epoch, self._came_to.get(name, 0))
+            if epoch in reported:
+                continue
             present.report(loss, epoch)
+            if self._dies_after == 0:
+                # What it has reported is written down, and nobody has acted on it.
+                raise SweepInterrupted
             following = follow(present, epoch, loss, epoch == self._epochs - 1)
             if following is None:
                 raise optuna.TrialPruned
@@ -191,11 +246,17 @@ class Trains:
 
 
 def population_of(
-    rates: Sequence[float], every: int = 3, explore: str = "perturb", **options: Any
+    rates: Sequence[float],
+    every: int = 3,
+    explore: str = "perturb",
+    study: optuna.Study | None = None,
+    **options: Any,
 ) -> tuple[optuna.Study, Trains, Callable[..., None]]:
-    study = optuna.create_study()
-    for rate in rates:
-        study.enqueue_trial({"lr": rate})
+    if study is None:
+        study = optuna.create_study()
+    if not study.trials:
+        for rate in rates:
+            study.enqueue_trial({"lr": rate})
     driver = Trains(study, **options)
     population = Population(size=len(rates), every=every, seed=0, explore=explore)
 
@@ -276,6 +337,44 @@ def test_a_member_whose_winner_came_to_its_end_goes_on_from_another() -> None:
     for trial in pruned:
         later = [each for each in study.trials if each.number > trial.number]
         assert trial.user_attrs[MEMBER] in {each.user_attrs[MEMBER] for each in later}
+
+
+@pytest.mark.parametrize("explore", ["perturb", "pb2"])
+@pytest.mark.parametrize("reports", [0, 1, 7, 12, 13, 20, 27, 33])
+def test_a_population_goes_on_where_its_driver_was_killed(tmp_path: Path, explore: str, reports: int) -> None:
+    kept = optuna.create_study(storage=f"sqlite:///{tmp_path / 'study.db'}")
+    rates, driver, deaths = [0.1, 0.2, 5.0, 9.0], None, 0
+    for kills in (reports, reports // 2 + 3, None):
+        _, driver, run = population_of(rates, study=kept, explore=explore, slots=4, dies_after=kills, earlier=driver)
+        try:
+            run(resume=True)
+        except SweepInterrupted:
+            deaths += 1
+    assert deaths >= (2 if reports <= 13 else 1)
+    trials = {trial.number: trial for trial in kept.trials}
+    assert {trial.state for trial in trials.values()} <= {TrialState.COMPLETE, TrialState.PRUNED}
+    last = [trial for trial in trials.values() if 11 in trial.intermediate_values]
+    assert len({trial.user_attrs[MEMBER] for trial in last}) == len(last) >= 1
+    for trial in last:
+        assert lineage(trials, trial) == list(range(12))
+    for trial in trials.values():
+        assert len({step // 3 for step in trial.intermediate_values}) <= 1, "a stretch is one"
+
+
+def test_a_population_that_has_ended_or_has_another_size_is_not_taken_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = optuna.create_study(storage=f"sqlite:///{tmp_path / 'study.db'}")
+    _, driver, run = population_of([0.1, 0.2, 5.0, 9.0], study=kept, slots=4)
+    run(resume=True)
+    count = len(kept.trials)
+    _, _, run = population_of([0.1, 0.2, 5.0, 9.0], study=kept, slots=4, earlier=driver)
+    run(resume=True)
+    assert len(kept.trials) == count
+    assert "nothing to resume" in caplog.text
+    _, _, run = population_of([0.1, 0.2], study=kept, earlier=driver)
+    with pytest.raises(InvalidSweep, match="size is 2, but the population to resume has at least 4 members"):
+        run(resume=True)
 
 
 def test_an_every_that_no_report_reaches_is_named() -> None:
@@ -367,17 +466,6 @@ class Kills:
             study.stop()
 
 
-def exploits_of(study: optuna.Study) -> list[FrozenTrial]:
-    """Stretches that begin with the state of another member."""
-    trials = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
-    return [
-        trial
-        for trial in trials.values()
-        if PARENT in trial.user_attrs
-        and trials[trial.user_attrs[PARENT]].user_attrs[MEMBER] != trial.user_attrs[MEMBER]
-    ]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_members_outlive_processes_that_are_killed_and_train_each_sample_once(tmp_path: Path) -> None:
@@ -402,6 +490,42 @@ def test_members_outlive_processes_that_are_killed_and_train_each_sample_once(tm
     last = {trial.user_attrs[MEMBER]: trial for trial in trials.values()}
     assert sorted(last) == list(range(6))
     assert {trial.state for trial in last.values()} == {TrialState.COMPLETE}, "no member was lost"
+    for trial in last.values():
+        steps = lineage(trials, trial)
+        assert steps == list(range(len(steps)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_population_whose_driver_is_killed_and_interrupted_goes_on_and_trains_each_sample_once(
+    tmp_path: Path,
+) -> None:
+    sweep = Sweep(tmp_path, trials=5, script=POPULATION)
+
+    def has_exploited(times: int) -> bool:
+        with contextlib.suppress(KeyError):
+            return len(exploits_of(sweep.study())) >= times
+        return False
+
+    try:
+        process = sweep.start()
+        sweep.until(lambda: has_exploited(1), 120.0)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process = sweep.start("--resume")
+        sweep.until(lambda: has_exploited(3), 120.0)
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=60)
+        assert "resume=True" in sweep.output()
+        before = len(sweep.study().trials)
+        assert sweep.start("--resume").wait(timeout=150) == 0, sweep.output()
+    finally:
+        sweep.end()
+    trials = {trial.number: trial for trial in sweep.study().trials}
+    assert len(trials) > before
+    assert {trial.state for trial in trials.values()} <= {TrialState.COMPLETE, TrialState.PRUNED}
+    last = {trial.user_attrs[MEMBER]: trial for trial in trials.values()}
+    assert sorted(last) == [0, 1, 2, 3]
     for trial in last.values():
         steps = lineage(trials, trial)
         assert steps == list(range(len(steps)))
@@ -433,7 +557,7 @@ def test_a_finished_trial_trains_on_from_its_end(tmp_path: Path) -> None:
     ("options", "words"),
     [
         ({"n_trials": 4}, "n_trials and n_jobs cannot be combined with population="),
-        ({"resume": True}, "a population cannot be resumed"),
+        ({"resume": True}, "this one is in memory"),
     ],
 )
 def test_what_means_nothing_beside_a_population_is_refused(options: dict[str, Any], words: str) -> None:

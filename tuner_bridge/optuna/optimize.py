@@ -156,7 +156,7 @@ def optimize(
     if n_jobs != -1 and n_jobs < 1:
         raise InvalidSweep(f"n_jobs is {n_jobs}; it must be at least 1, or -1 for as many as the slots allow")
     if population is not None:
-        _check_population(study, n_trials, n_jobs, resume=resume)
+        _check_population(study, n_trials, n_jobs)
         if declared_stages(objective):
             raise InvalidSweep("stages cannot be combined with population=: its members share no epochs; leave one out")
     if resume and isinstance(study._storage, optuna.storages.InMemoryStorage):
@@ -178,7 +178,7 @@ def optimize(
             if shared:
                 driver.say_what_differs(withheld(environ))
             driver.template = replace(bounded(template, driver.slots, max_replicas), environ=sent)
-            remaining = _remaining(study, n_trials, driver, resume=resume)
+            remaining = None if population is not None else _remaining(study, n_trials, driver, resume=resume)
             if remaining == 0 and n_trials != 0:
                 logger.warning("study %r already has its %d trials; nothing to do", study.study_name, n_trials)
                 return
@@ -197,6 +197,7 @@ def optimize(
                         catch=tuple(catch) if isinstance(catch, Iterable) else (catch,),
                         callbacks=callbacks or (),
                         timeout=timeout,
+                        resume=resume,
                     ).run()
                     return
                 study.optimize(
@@ -217,7 +218,7 @@ def optimize(
             if driver.spent:
                 _say_that_it_is_spent(study, driver)
                 return
-            _say_how_to_resume(study, driver, resumes=population is None)
+            _say_how_to_resume(study, driver)
             interrupt = KeyboardInterrupt()
             interrupt.add_note(INTERRUPTED)
             raise interrupt from None
@@ -227,15 +228,13 @@ def optimize(
             driver.detach()
 
 
-def _check_population(study: optuna.Study, n_trials: int | None, n_jobs: int, *, resume: bool) -> None:
+def _check_population(study: optuna.Study, n_trials: int | None, n_jobs: int) -> None:
     """Raise InvalidSweep for arguments that cannot be combined with a population."""
     if n_trials is not None or n_jobs != 1:
         raise InvalidSweep(
             "n_trials and n_jobs cannot be combined with population=: its size is the number of members, and they "
             "train until their objective returns or timeout= is reached. Leave them out"
         )
-    if resume:
-        raise InvalidSweep("a population cannot be resumed; start a new one")
     if len(study.directions) > 1:
         raise InvalidSweep("a population compares its members by one value; this study has several objectives")
 
@@ -462,11 +461,7 @@ def _say_that_it_is_spent(study: optuna.Study, driver: OptunaDriver) -> None:
     )
 
 
-def _say_how_to_resume(study: optuna.Study, driver: OptunaDriver, *, resumes: bool) -> None:
-    if not resumes:
-        driver.cancel_all("the sweep was interrupted, and a population cannot be resumed")
-        print("elastune: interrupted; running trials were ended (a population cannot be resumed)", file=sys.stderr)
-        return
+def _say_how_to_resume(study: optuna.Study, driver: OptunaDriver) -> None:
     if isinstance(study._storage, optuna.storages.InMemoryStorage):
         driver.cancel_all("the sweep was interrupted, and its study was in memory")
         print("elastune: interrupted; running trials were ended (the study was in memory)", file=sys.stderr)

@@ -37,6 +37,8 @@ ELASTIC = "elastune:elastic"
 """User attribute of a stretch: id of its member's elastic trial, which the scheduler knows."""
 MEMBER = "elastune:member"
 """User attribute: index of the population's member whose stretch the trial is."""
+POPULATION = "elastune:population"
+"""User attribute of a study's latest population, and of the trials that are its stretches: its mark."""
 _EVERY = re.compile(r"^\s*(\d+)\s*(?:epochs?|reports?|steps?)?\s*$")
 
 
@@ -162,6 +164,8 @@ class Member:
     """Its present stretch."""
     trial_id: str = ""
     """Its elastic trial, once that is submitted."""
+    goes_on: bool = False
+    """Its elastic trial was submitted by an earlier driver."""
     stretches: int = 0
     """Stretches that it has completed."""
     score: float | None = None

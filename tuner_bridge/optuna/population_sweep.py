@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,8 +20,20 @@ from dist_core.errors import NothingLeftToTrain
 from scheduler.errors import RequestRefused, SchedulerError
 from tuner_bridge.errors import InvalidSweep, SweepInterrupted, TrialLost
 from tuner_bridge.optuna.bandit import Bandit, Stretch
-from tuner_bridge.optuna.population import ELASTIC, MEMBER, PARENT, Member, Population, Standings, begin_stretch
-from tuner_bridge.optuna.trial_driver import TRIAL_ATTRIBUTE, OptunaDriver
+from tuner_bridge.optuna.population import (
+    ELASTIC,
+    MEMBER,
+    PARENT,
+    POPULATION,
+    Member,
+    Population,
+    Standings,
+    begin_stretch,
+)
+from tuner_bridge.optuna.population_before import Left, PopulationBefore
+from tuner_bridge.optuna.trial_driver import TRIAL_ATTRIBUTE, Begun, OptunaDriver
+
+logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
 WAITS = "waits until the other members of its population have trained as long"
@@ -29,6 +43,7 @@ class PopulationSweep:
     """Runs a population's members, each in a thread of its own.
 
     ``catch``: exceptions that end a member and not the sweep. ``timeout``: seconds after which no stretch begins.
+    ``resume``: go on with the members of the study's latest population, where an earlier driver has left some.
     """
 
     def __init__(
@@ -39,6 +54,7 @@ class PopulationSweep:
         catch: tuple[type[Exception], ...] = (),
         callbacks: Sequence[Callable[[optuna.Study, FrozenTrial], None]] = (),
         timeout: float | None = None,
+        resume: bool = False,
     ) -> None:
         self._driver = driver
         self._study = driver.study
@@ -51,7 +67,9 @@ class PopulationSweep:
         self._bandit = Bandit()
         self._drawer = optuna.samplers.RandomSampler(seed=population.seed)
         self._standings = Standings()
-        self._stretches: dict[str, list[optuna.Trial]] = {}
+        self._resume = resume
+        self._outlives_this_process = not isinstance(self._study._storage, optuna.storages.InMemoryStorage)
+        self._stretches: dict[str, list[optuna.Trial | FrozenTrial]] = {}
         """Stretches of each elastic trial, in order."""
         self._error: BaseException | None = None
         maximizes = self._study.direction is StudyDirection.MAXIMIZE
@@ -59,14 +77,26 @@ class PopulationSweep:
 
     def run(self) -> None:
         """Train all members to their end. Raises what ended the sweep."""
-        for index in range(self._population.size):
-            trial = self._study.ask()
-            trial.set_user_attr(MEMBER, index)
-            self._standings.members.append(Member(index, trial))
+        before = self._before() if self._resume else None
+        if before is None:
+            self._mark = uuid.uuid4().hex[:8]
+            self._study.set_user_attr(POPULATION, self._mark)
+        else:
+            self._take_up(before)
+        for index in range(len(self._standings.members), self._population.size):
+            self._standings.members.append(Member(index, self._ask(index)))
+        self._standings.members.sort(key=lambda member: member.index)
         threads = [
             threading.Thread(target=self._train, args=(member,), name=f"member-{member.index}", daemon=True)
             for member in self._standings.members
+            if not member.is_over
         ]
+        if not threads:
+            logger.warning(
+                "all members of the population of study %r have come to their end, so there is nothing to resume",
+                self._study.study_name,
+            )
+            return
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -83,6 +113,74 @@ class PopulationSweep:
                 f"({self._population.stretch - 1}, {2 * self._population.stretch - 1}, ...), so no member was compared "
                 "with another; shorten it, or report each epoch with trial.report(value, epoch)"
             )
+
+    def _ask(self, index: int) -> optuna.Trial:
+        """Return the first stretch of a member."""
+        trial = self._study.ask()
+        trial.set_user_attr(POPULATION, self._mark)
+        trial.set_user_attr(MEMBER, index)
+        return trial
+
+    # ------------------------------------------------------------------ what an earlier driver has left
+
+    def _before(self) -> PopulationBefore | None:
+        """Return the study's latest population; None where it has none yet. Raises InvalidSweep."""
+        mark = self._study.user_attrs.get(POPULATION)
+        if mark is None:
+            return None
+        self._mark = mark
+        trials = [
+            trial
+            for trial in self._study.get_trials(deepcopy=False)
+            if trial.user_attrs.get(POPULATION) == mark and MEMBER in trial.user_attrs
+        ]
+        most = max((trial.user_attrs[MEMBER] for trial in trials), default=0)
+        if most >= self._population.size:
+            raise InvalidSweep(
+                f"Population's size is {self._population.size}, but the population to resume has at least {most + 1} "
+                "members; resume it with the size that it was started with"
+            )
+        return PopulationBefore(self._population, trials, self._driver.submitted(), self._sign)
+
+    def _take_up(self, before: PopulationBefore) -> None:
+        """Set up the members as they were left, and end what trains for none of them."""
+        self._stretches = {trial_id: list(stretches) for trial_id, stretches in before.stretches.items()}
+        for gain in before.gains():
+            self._bandit.note(gain)
+        for index in range(self._population.size):
+            left = before.member(index)
+            self._standings.members.append(Member(index, self._ask(index)) if left is None else self._as_left(left))
+        for trial_id in before.deserted({member.trial_id for member in self._standings.members}):
+            self._driver.cancel(trial_id, "its member goes on with another member's state")
+        for member in self._standings.members:
+            if member.goes_on:
+                # It may have been waiting for others, whom nobody has led on meanwhile.
+                self._ask_for(member, "resume", {})
+
+    def _as_left(self, left: Left) -> Member:
+        stretch = left.stretch
+        member = Member(
+            index=stretch.user_attrs[MEMBER],
+            trial=optuna.Trial(self._study, stretch._trial_id),
+            trial_id=left.trial_id,
+            goes_on=bool(left.trial_id),
+            stretches=left.stretches,
+            score=left.began_with if left.goes_back else None,
+            began_with=left.began_with,
+            time=left.time,
+            is_over=left.is_over,
+        )
+        if PARENT in stretch.user_attrs and not left.goes_back and not stretch.intermediate_values:
+            member.parent_id = self._driver.parent_of(member.trial)
+        if left.ended_with is not None and not left.is_over:
+            member.score = member.began_with = self._sign * left.ended_with
+            member.time += 1
+            if stretch.state is TrialState.RUNNING:
+                member.stretches += 1
+                self._tell(member.trial, left.ended_with)
+            member.trial = self._begin(member, stretch, stretch.params)
+            self._stretches[member.trial_id].append(member.trial)
+        return member
 
     # ------------------------------------------------------------------ a member's thread
 
@@ -105,17 +203,19 @@ class PopulationSweep:
 
     def _train_on(self, member: Member) -> bool:
         """Train a member until it ends; True where a successor takes its place."""
+        begun = self._begun(member.trial_id) if member.goes_on else None
 
         def submitted(trial_id: str) -> None:
             with self._standings.lock:
-                member.trial_id = trial_id
-                self._stretches[trial_id] = [member.trial]
+                member.trial_id, member.goes_on = trial_id, False
+                if begun is None:
+                    self._stretches[trial_id] = [member.trial]
                 member.is_held = False
                 self._share_slots()
 
         try:
             value = self._driver.run(
-                member.trial, follow=lambda *report: self._follow(member, *report), submitted=submitted
+                member.trial, follow=lambda *report: self._follow(member, *report), submitted=submitted, begun=begun
             )
         except optuna.TrialPruned:
             with self._standings.lock:
@@ -126,7 +226,8 @@ class PopulationSweep:
             if not member.is_to_end:
                 self._tell(member.trial, None, TrialState.PRUNED)
         except SweepInterrupted:
-            self._tell(member.trial, None, TrialState.FAIL)
+            if not self._outlives_this_process:
+                self._tell(member.trial, None, TrialState.FAIL)
             raise
         except NothingLeftToTrain:
             # The winner came to its end while its state was on its way.
@@ -142,6 +243,11 @@ class PopulationSweep:
         else:
             self._tell(member.trial, value)
         return False
+
+    def _begun(self, trial_id: str) -> Begun:
+        """Return an elastic trial that an earlier driver has submitted."""
+        stretches = [self._study._storage.get_trial(each._trial_id) for each in self._stretches[trial_id]]
+        return Begun(stretches[0], frozenset(step for each in stretches for step in each.intermediate_values))
 
     def _follow(
         self, member: Member, trial: optuna.Trial, step: int, value: float, is_last: bool
@@ -240,10 +346,15 @@ class PopulationSweep:
         return self._drawer.sample_independent(self._study, trial, name, space)
 
     def _begin(
-        self, member: Member, before: optuna.Trial, parameters: dict[str, Any], parent_id: str = ""
+        self, member: Member, before: optuna.Trial | FrozenTrial, parameters: dict[str, Any], parent_id: str = ""
     ) -> optuna.Trial:
         """Begin a stretch behind another one; ``parent_id``: elastic trial of the member whose state it takes over."""
-        attributes = {MEMBER: member.index, PARENT: before.number, TRIAL_ATTRIBUTE: self._driver.study_key}
+        attributes = {
+            POPULATION: self._mark,
+            MEMBER: member.index,
+            PARENT: before.number,
+            TRIAL_ATTRIBUTE: self._driver.study_key,
+        }
         if not parent_id:
             attributes[ELASTIC] = member.trial_id
         made = begin_stretch(self._study, parameters, before.distributions, attributes)
@@ -272,9 +383,13 @@ class PopulationSweep:
             if member.successor is not None or member.is_held == (member in waiting):
                 continue
             action, body = ("pause", {"why": WAITS}) if member in waiting else ("resume", {})
-            try:
-                self._driver.client.request("POST", f"/trials/{member.trial_id}/{action}", body)
-            except SchedulerError:
-                # It has ended just now.
-                continue
-            member.is_held = member in waiting
+            if self._ask_for(member, action, body):
+                member.is_held = member in waiting
+
+    def _ask_for(self, member: Member, action: str, body: dict[str, Any]) -> bool:
+        """Have the scheduler pause or resume a member; False where it has ended just now, or is not paused."""
+        try:
+            self._driver.client.request("POST", f"/trials/{member.trial_id}/{action}", body)
+        except SchedulerError:
+            return False
+        return True

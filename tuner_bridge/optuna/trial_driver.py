@@ -7,8 +7,8 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import optuna
@@ -35,6 +35,18 @@ Follow = Callable[[optuna.Trial, int, float, bool], optuna.Trial | None]
 """Told a trial's report, its step and value, and whether it is of the last epoch: the trial that later ones belong to.
 
 None: the objective is to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Elastic trial that an Optuna trial goes on in: one that the scheduler has already."""
+
+    first: optuna.trial.FrozenTrial
+    """Optuna trial that it was submitted for, whose number it has."""
+    reported: frozenset[int]
+    """Steps that were reported for it so far, for any Optuna trial."""
+
+
 SUGGESTIONS = ("suggest_float", "suggest_int", "suggest_categorical")
 SHOW_SECONDS = 5.0
 """Between two notes of one trial's goodput for Optuna's dashboard; another number of replicas is noted at once."""
@@ -80,13 +92,17 @@ class OptunaDriver(StudyDriver):
         super().attach(terms, patience_seconds=patience_seconds)
         self.code.offer(self.template.contents)
 
+    def submitted(self) -> list[Mapping[str, Any]]:
+        """Return the scheduler's trials of the study, those that are over among them."""
+        trials = self._once_reached(lambda: self.client.request("GET", "/trials"))
+        return [each for each in trials if each["study"] == self.study_key]
+
     def _leave_to_the_original(self) -> None:
         """Take another key where the scheduler has trials under this one that the study's storage never gave out.
 
         The key travels with whatever copies a study: files, backups, pickles.
         """
-        trials = self._once_reached(lambda: self.client.request("GET", "/trials"))
-        taken = [each for each in trials if each["study"] == self.study_key]
+        taken = self.submitted()
         marks = {trial.number: trial.user_attrs.get(TRIAL_ATTRIBUTE) for trial in self.study.get_trials(deepcopy=False)}
         if any(marks.get(each["number"]) != self.study_key for each in taken):
             self.study.set_user_attr(STUDY_ATTRIBUTE, uuid.uuid4().hex[:8])
@@ -156,7 +172,7 @@ class OptunaDriver(StudyDriver):
         """Have the trial of that number begin with the state of an elastic trial."""
         self._parents[number] = parent_id
 
-    def _parent_of(self, trial: optuna.Trial) -> str:
+    def parent_of(self, trial: optuna.Trial) -> str:
         """Return the elastic trial whose state this one begins with; empty for none."""
         number = trial.user_attrs.get(PARENT)
         if number is None or trial.number in self._parents:
@@ -164,8 +180,7 @@ class OptunaDriver(StudyDriver):
         stretch = next((each for each in self.study.get_trials(deepcopy=False) if each.number == number), None)
         if stretch is not None and ELASTIC in stretch.user_attrs:
             return str(stretch.user_attrs[ELASTIC])
-        trials = self._once_reached(lambda: self.client.request("GET", "/trials"))
-        matching = [each for each in trials if each["study"] == self.study_key and each["number"] == number]
+        matching = [each for each in self.submitted() if each["number"] == number]
         if not matching:
             raise InvalidSweep(
                 f"trial {trial.number} is to begin with the state of trial {number}, which the scheduler "
@@ -179,22 +194,24 @@ class OptunaDriver(StudyDriver):
         *,
         follow: Follow = lambda trial, step, value, is_last: trial,
         submitted: Callable[[str], None] = lambda trial_id: None,
+        begun: Begun | None = None,
     ) -> Any:
         """Run the objective as Optuna calls it: return the value, raise TrialPruned or the objective's exception.
 
         ``follow``: may have other trials of the study follow this one while its elastic trial trains on. ``submitted``:
-        told the elastic trial's id.
+        told the elastic trial's id. ``begun``: the elastic trial that it goes on in; None: one of its own.
         """
         prunes = not isinstance(self.study.pruner, optuna.pruners.NopPruner)
         if trial.user_attrs.get(TRIAL_ATTRIBUTE) != self.study_key:
             trial.set_user_attr(TRIAL_ATTRIBUTE, self.study_key)
-        spec = self.template.trial(self.study_key, trial.number, storage_id=trial._trial_id, prunes=prunes)
-        tracked = self._tracked(trial)
+        first = trial if begun is None else begun.first
+        spec = self.template.trial(self.study_key, first.number, storage_id=first._trial_id, prunes=prunes)
+        tracked = self._tracked(first)
         branch = self._branch_of(trial)
         spec = replace(
             spec,
             environ={**spec.environ, **tracked.environ},
-            parent=branch.parent_id or self._parent_of(trial),
+            parent=branch.parent_id or (self.parent_of(trial) if begun is None else ""),
             parent_epoch=branch.shared_epochs,
             keep_after=branch.keep_after,
             more_epochs=trial.user_attrs.get(MORE_EPOCHS, 0),
@@ -217,7 +234,8 @@ class OptunaDriver(StudyDriver):
 
         if branch.parent is not None:
             follow = _with_reports_of(branch.parent, follow)
-        ask = Questions(trial, self._look_ahead, tracked, note, self._sampler_lock, follow)
+        reported = _reported_steps(trial) if begun is None else set(begun.reported)
+        ask = Questions(trial, self._look_ahead, tracked, note, self._sampler_lock, follow, reported)
         display = _Display(lambda: ask.trial)
 
         def watch(live: Mapping[str, Any]) -> None:
@@ -264,10 +282,10 @@ class OptunaDriver(StudyDriver):
         except SchedulerError:
             return []
 
-    def _tracked(self, trial: optuna.Trial) -> TrackedTrial:
+    def _tracked(self, trial: optuna.Trial | optuna.trial.FrozenTrial) -> TrackedTrial:
         kept = trial.user_attrs.get(ATTRIBUTE, {})
         tracked = TrackedTrial(self._trackers, self.study.study_name, self.study_key, trial.number, kept)
-        if tracked.identities != kept:
+        if tracked.identities != kept and isinstance(trial, optuna.Trial):
             trial.set_user_attr(ATTRIBUTE, tracked.identities)
         return tracked
 
@@ -276,7 +294,7 @@ def _with_reports_of(parent: optuna.Trial, follow: Follow) -> Follow:
     """Let a trial have its parent's reports of the epochs that they share, which end where its own begin."""
 
     def note(trial: optuna.Trial, step: int, value: float, is_last: bool) -> optuna.Trial | None:
-        if len(_reported_steps(trial.study, trial)) == 1:
+        if len(_reported_steps(trial)) == 1:
             reported = parent.study._storage.get_trial(parent._trial_id).intermediate_values
             for before in sorted(each for each in reported if each < step):
                 trial.report(reported[before], before)
@@ -350,6 +368,7 @@ class Questions:
         note: Callable[[Mapping[str, Any]], None],
         lock: threading.Lock,
         follow: Follow = lambda trial, step, value, is_last: trial,
+        reported: Collection[int] | None = None,
     ) -> None:
         self.trial = trial
         """Trial that the objective's present reports belong to."""
@@ -359,7 +378,7 @@ class Questions:
         self._tracked = tracked
         self._note = note
         self._lock = lock
-        self._reported = _reported_steps(trial.study, trial)
+        self._reported = _reported_steps(trial) if reported is None else set(reported)
 
     def __call__(self, method: str, arguments: dict[str, Any]) -> Any:
         """Call a method of the real trial; raise what it raises."""
@@ -488,8 +507,8 @@ def _within_space(study: optuna.Study, parameters: Mapping[str, Any]) -> dict[st
     return fitting
 
 
-def _reported_steps(study: optuna.Study, trial: optuna.Trial) -> set[int]:
-    return set(study._storage.get_trial(trial._trial_id).intermediate_values)
+def _reported_steps(trial: optuna.Trial) -> set[int]:
+    return set(trial.study._storage.get_trial(trial._trial_id).intermediate_values)
 
 
 def _study_key(study: optuna.Study) -> str:
