@@ -55,6 +55,22 @@ def other_than_mean(loss: torch.Tensor, rows: int, outputs: Sequence[torch.Tenso
     return None
 
 
+Graph = tuple[str, ...]
+"""Names of the operations that a loss was computed by, those next to it first."""
+
+
+def graph_of(loss: torch.Tensor) -> Graph:
+    """Return the operations of a loss that are nearest to it, ``MOST_NODES`` at most."""
+    waiting: list[Any] = [loss.grad_fn]
+    names: list[str] = []
+    while waiting and len(names) < MOST_NODES:
+        node = waiting.pop(0)
+        if node is not None:
+            names.append(node.name())
+            waiting += [below for below, _ in node.next_functions]
+    return tuple(names)
+
+
 def _scales(node: Any) -> bool:
     """Tell whether it divides or multiplies, but not by the number 1, as trainers do that accumulate nothing."""
     if not node.name().startswith(_SCALES):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from dist_core.data.order import StepPlan
-from dist_core.gradients.loss_means import other_than_mean
+from dist_core.gradients.loss_means import Graph, graph_of, other_than_mean
 from dist_core.gradients.step_place import StepPlace
 from dist_core.torch_private import StorageWeakRef, storages_of, tensors_in
 from dist_core.trial.models import is_batch_norm
@@ -33,11 +33,17 @@ class BatchLooks:
         """Memory of the outputs of the pass before."""
         self._pass = (-1, -1)
         """Step and index of the pass that the outputs are of."""
+        self._graphs: list[Graph] = []
+        """Shapes of the losses of the present pass."""
+        self._first_graphs: list[Graph] | None = None
+        """Shapes of the present step's first pass; None while it is the first."""
+        self._compares = True
 
     def forward_begins(self, inputs: Any) -> None:
         """Warn of a state that the script carries from batch to batch where batches may be divided otherwise."""
         present = self._core.position.steps, self._place.index
         if present != self._pass:
+            self._compare_passes(begins_step=present[0] != self._pass[0])
             self._pass, self._carried, self._outputs = present, storages_of(self._outputs), []
         if not self._inputs_left or not (self._divides or self._core.environment is not None):
             return
@@ -74,6 +80,8 @@ class BatchLooks:
     def backward_begins(self, loss: torch.Tensor) -> None:
         """Warn of a loss that is no mean over its samples where replicas or passes average gradients of it."""
         place = self._place
+        if self._compares and place.has_several_passes:
+            self._graphs.append(graph_of(loss))
         if place.step is None or not self._divides or place.amounts or not place.computed or not self._losses_left:
             return
         self._losses_left -= 1
@@ -84,6 +92,22 @@ class BatchLooks:
                 f"replicas and passes average their gradients of {self._model}, but the loss is {other}; else its "
                 "gradient depends on the number of replicas"
             )
+
+    def _compare_passes(self, *, begins_step: bool) -> None:
+        """Warn of passes of one step that compute different things, as a count of batches would have them do."""
+        if self._first_graphs is None:
+            self._first_graphs = self._graphs or None
+        elif self._graphs and self._graphs != self._first_graphs and self._compares:
+            self._compares = False
+            self._warn(
+                f"two passes of one step computed {self._model}'s loss in different ways. A step's batch may come in "
+                "several passes, so where a count of batches (enumerate) decides what is computed, count with "
+                "dist_core.progress_step(batch_size), or use a fixed batch. Where the data or chance decide, nothing "
+                "is wrong"
+            )
+        self._graphs = []
+        if begins_step:
+            self._first_graphs = None
 
     @property
     def _divides(self) -> bool:

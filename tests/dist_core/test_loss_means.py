@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch.nn import functional
 
+import dist_core
 from dist_core.gradients.loss_means import other_than_mean
-from tests.support.habits import Kit, as_trial, examples, hear, network
+from tests.support.habits import BATCH, Kit, as_trial, examples, hear, network
 
 ROWS, CLASSES = 6, 4
 SUM, WEIGHTS, IGNORED = "a sum over the samples", "a mean over class weights", "the labels that are not ignored"
@@ -69,6 +70,31 @@ def said(kit: Kit, *, reduction: str = "sum", weighs: bool = False) -> list[str]
             loss.backward()
             optimizer.step()
     return [each for each in words if "the loss is" in each]
+
+
+def said_of_counts(kit: Kit, *, by_steps: bool) -> list[str]:
+    words: list[str] = []
+    hear(words)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
+    for _ in kit.epochs(2):
+        for index, (x, y) in enumerate(loader):
+            optimizer.zero_grad()
+            loss = functional.mse_loss(wrapped(x), y)
+            if (dist_core.progress_step(BATCH) if by_steps else index) % 2:
+                loss = loss + 0.01 * sum(weight.square().sum() for weight in model.parameters())
+            loss.backward()
+            optimizer.step()
+    return [each for each in words if "two passes of one step" in each]
+
+
+@pytest.mark.parametrize(("passes", "by_steps"), [(1, False), (2, False), (3, False), (2, True)])
+def test_a_count_of_batches_that_decides_what_is_computed_is_told_of_where_steps_are_divided(
+    passes: int, by_steps: bool
+) -> None:
+    [told] = as_trial(partial(said_of_counts, by_steps=by_steps), 1, passes)
+    assert len(told) == (1 if passes > 1 and not by_steps else 0)
 
 
 def said_of_norms(kit: Kit) -> list[str]:

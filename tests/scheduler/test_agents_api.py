@@ -72,7 +72,7 @@ def test_agents_alone_may_speak_as_agents_and_may_do_nothing_else(served: Served
         answer = turn(served, other, document(agent="b"))
         assert (answer.status_code, answer.json()["detail"]) == (
             403,
-            "this token does not belong to an agent of this scheduler",
+            "this token does not belong to an agent of this scheduler; agents are started by the scheduler itself",
         )
     for path in ("/trials", "/replica/ready", "/studies/s"):
         assert turn(served, token, {}, path).status_code in (401, 403)
