@@ -231,10 +231,12 @@ class Trains:
                 if self._dies_after < 0:
                     raise SweepInterrupted
             loss = random.Random(trial.number * 1000 + epoch).random() if self._by_lot else 1.0 / (rate * (epoch + 1))
+            if epoch not in reported:
+                present.report(loss, epoch)
+            # Others begin with a state whose report has been made.
             self._came_to[name] = max(epoch, self._came_to.get(name, 0))
             if epoch in reported:
                 continue
-            present.report(loss, epoch)
             if self._dies_after == 0:
                 # What it has reported is written down, and nobody has acted on it.
                 raise SweepInterrupted
