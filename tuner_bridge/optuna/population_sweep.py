@@ -85,7 +85,6 @@ class PopulationSweep:
             self._take_up(before)
         for index in range(len(self._standings.members), self._population.size):
             self._standings.members.append(Member(index, self._ask(index)))
-        self._standings.members.sort(key=lambda member: member.index)
         threads = [
             threading.Thread(target=self._train, args=(member,), name=f"member-{member.index}", daemon=True)
             for member in self._standings.members
