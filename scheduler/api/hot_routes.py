@@ -32,7 +32,7 @@ class HotRoute(Route):
     model: type[BaseModel] | None = None
     """Model of what comes with a request: the query of a GET, else the body."""
     answer: Callable[[Request], Awaitable[Response]]
-    """Answers a request, errors of the handler included."""
+    """Answers a request; raises what the handler does."""
 
 
 class HotFirst:
@@ -48,10 +48,22 @@ class HotFirst:
                 match, path = route.matches(scope)
                 if match is Match.FULL:
                     scope.update(path)
-                    response = await route.answer(Request(scope, receive, send))
+                    response = await _answer(route, Request(scope, receive, send))
                     await response(scope, receive, send)
                     return
         await self._app(scope, receive, send)
+
+
+async def _answer(route: HotRoute, request: Request) -> Response:
+    """Return a route's answer, errors of its handler included."""
+    try:
+        return await route.answer(request)
+    except HTTPException as error:
+        return JSONResponse({"detail": error.detail}, error.status_code, headers=error.headers)
+    except RequestValidationError as error:
+        return await request_validation_exception_handler(request, error)
+    except tuple(STATUSES) as error:
+        return refusal(error)
 
 
 STATUSES = {InvalidTrialSpec: 422, UnknownTrial: 404, StoreUnavailable: 503}
@@ -87,7 +99,7 @@ class HotRoutes:
 
     def _serve(self, method: str, path: str, model: type[BaseModel] | None) -> Callable[[Handler], Handler]:
         def register(handler: Handler) -> Handler:
-            async def serve(request: Request) -> Response:
+            async def endpoint(request: Request) -> Response:
                 arguments = [self._caller_of(request)]
                 if model is not None:
                     arguments.append(await _read(request, model))
@@ -96,16 +108,6 @@ class HotRoutes:
                 else:
                     answer = await asyncio.to_thread(handler, *arguments, **request.path_params)
                 return answer if isinstance(answer, Response) else JSONResponse(answer)
-
-            async def endpoint(request: Request) -> Response:
-                try:
-                    return await serve(request)
-                except HTTPException as error:
-                    return JSONResponse({"detail": error.detail}, error.status_code, headers=error.headers)
-                except RequestValidationError as error:
-                    return await request_validation_exception_handler(request, error)
-                except tuple(STATUSES) as error:
-                    return refusal(error)
 
             route = HotRoute(self._prefix + path, endpoint, methods=[method])
             route.model, route.answer = model, endpoint

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -54,62 +55,66 @@ def test_a_loss_is_known_by_its_graph(expected: str | None, loss: Loss) -> None:
     assert expected is None or expected in str(words)
 
 
-def said(kit: Kit, *, reduction: str = "sum", weighs: bool = False) -> list[str]:
-    """Return what is logged of the loss while the trial trains."""
-    words: list[str] = []
-    hear(words)
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
-    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
-    for _ in kit.epochs(2):
-        for x, y in loader:
-            optimizer.zero_grad()
-            loss = functional.mse_loss(wrapped(x), y, reduction=reduction)
-            if weighs:
-                loader.weigh(len(y))
-            loss.backward()
-            optimizer.step()
-    return [each for each in words if "the loss is" in each]
+Step = Callable[[Any, torch.nn.Module, int, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Returns a loss, of the loader, the model, the number of the batch and the batch itself."""
 
 
-def said_of_counts(kit: Kit, *, by_steps: bool) -> list[str]:
+def squares(loader: Any, model: torch.nn.Module, index: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return functional.mse_loss(model(x), y)
+
+
+def sum_of_squares(loader: Any, model: torch.nn.Module, index: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return functional.mse_loss(model(x), y, reduction="sum")
+
+
+def weighed_sum(loader: Any, model: torch.nn.Module, index: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    loader.weigh(len(y))
+    return sum_of_squares(loader, model, index, x, y)
+
+
+def decayed_by_turns(loader: Any, model: torch.nn.Module, index: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    decay = 0.01 * torch.stack([weight.square().sum() for weight in model.parameters()]).sum()
+    return squares(loader, model, index, x, y) + decay if index % 2 else squares(loader, model, index, x, y)
+
+
+def decayed_by_progress(
+    loader: Any, model: torch.nn.Module, index: int, x: torch.Tensor, y: torch.Tensor
+) -> torch.Tensor:
+    return decayed_by_turns(loader, model, dist_core.progress_step(BATCH), x, y)
+
+
+def with_a_norm() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
+
+
+def said(
+    kit: Kit, *, loss: Step = sum_of_squares, model: Callable[[], torch.nn.Module] = network, about: str = "the loss is"
+) -> list[str]:
+    """Return what is logged about this while the trial trains."""
     words: list[str] = []
     hear(words)
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
-    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
+    made = model()
+    optimizer = torch.optim.SGD(made.parameters(), lr=0.001)
+    loader, wrapped = kit.loader(examples()), kit.wrap(made, optimizer)
     for _ in kit.epochs(2):
         for index, (x, y) in enumerate(loader):
             optimizer.zero_grad()
-            loss = functional.mse_loss(wrapped(x), y)
-            if (dist_core.progress_step(BATCH) if by_steps else index) % 2:
-                loss = loss + 0.01 * sum(weight.square().sum() for weight in model.parameters())
-            loss.backward()
+            loss(loader, wrapped, index, x, y).backward()
             optimizer.step()
-    return [each for each in words if "two passes of one step" in each]
+    return [each for each in words if about in each]
+
+
+said_of_norms = partial(said, loss=squares, model=with_a_norm, about="batch norms")
 
 
 @pytest.mark.parametrize(("passes", "by_steps"), [(1, False), (2, False), (3, False), (2, True)])
 def test_a_count_of_batches_that_decides_what_is_computed_is_told_of_where_steps_are_divided(
     passes: int, by_steps: bool
 ) -> None:
-    [told] = as_trial(partial(said_of_counts, by_steps=by_steps), 1, passes)
+    loss = decayed_by_progress if by_steps else decayed_by_turns
+    [told] = as_trial(partial(said, loss=loss, about="two passes of one step"), 1, passes)
     assert len(told) == (1 if passes > 1 and not by_steps else 0)
-
-
-def said_of_norms(kit: Kit) -> list[str]:
-    words: list[str] = []
-    hear(words)
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
-    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
-    for _ in kit.epochs(2):
-        for x, y in loader:
-            optimizer.zero_grad()
-            functional.mse_loss(wrapped(x), y).backward()
-            optimizer.step()
-    return [each for each in words if "batch norms" in each]
 
 
 @pytest.mark.parametrize(("replicas", "passes"), [(2, 1), (1, 2), (1, 1)])
@@ -129,7 +134,7 @@ def test_a_sum_is_told_of_once_where_gradients_are_averaged(replicas: int, passe
 
 
 @pytest.mark.parametrize(
-    ("replicas", "code"), [(1, said), (2, partial(said, reduction="mean")), (2, partial(said, weighs=True))]
+    ("replicas", "code"), [(1, said), (2, partial(said, loss=squares)), (2, partial(said, loss=weighed_sum))]
 )
 def test_nothing_is_told_where_gradients_are_right(replicas: int, code: Callable[[Kit], list[str]]) -> None:
     assert not any(as_trial(code, replicas))
