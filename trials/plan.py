@@ -223,7 +223,9 @@ def _plan_start(trial: TrialRecord, wanted: Mapping[str, int], replicas: Sequenc
         gone = set(trial.published_members) - set(_names(replicas))
         if not overdue and not gone:
             return []
-    if missing and all(replica.state is ReplicaState.LAUNCHED for replica in replicas):
+    # Those that are ready wait for the least number, and not for more: others may have to wait for their start.
+    too_few = len(replicas) < trial.spec.min_replicas
+    if missing and (too_few or all(replica.state is ReplicaState.LAUNCHED for replica in replicas)):
         return [Launch(missing)]
     if all(replica.state is ReplicaState.READY for replica in replicas):
         return [Publish(_names(ordered), None)]

@@ -120,6 +120,18 @@ def test_a_new_trial_is_launched_and_let_in_when_all_are_ready() -> None:
     assert plan(trial(), 2, ready, 0.0) == [Publish(("a", "b"), None)]
 
 
+def test_one_that_is_ready_early_waits_for_as_many_as_its_trial_must_have() -> None:
+    ready = replica("a", state=ReplicaState.READY)
+    assert plan(trial(), 3, [ready], 0.0) == [Publish(("a",), None)]
+    of_two_at_least = trial(spec=replace(trial().spec, min_replicas=2))
+    assert plan(of_two_at_least, 3, [ready], 0.0) == [Launch({"n": 2})]
+    other = replica("b", state=ReplicaState.LAUNCHED, launch_index=1)
+    assert plan(of_two_at_least, 3, [ready, other], 0.0) == []
+    assert plan(of_two_at_least, 3, [ready, replace(other, state=ReplicaState.READY)], 0.0) == [
+        Publish(("a", "b"), None)
+    ]
+
+
 def test_who_was_left_behind_ends_by_itself_and_is_ended_only_after_a_while() -> None:
     """Its part of the last step with it may still be on its way to the others."""
     a, left = replica("a"), replica("b")
