@@ -23,7 +23,8 @@ LONGEST_WAIT_SECONDS = 8.0
 RENEWED_SECONDS = 1.0
 """A driver's lease is not written down more often, however often it polls."""
 SHOWN_SECONDS = 1.0
-"""A driver hears of sizes and goodput no more often: only people look at them."""
+"""A driver hears of sizes and goodput no more often: only people look at them. All else that it waits for is looked up
+as often, and at once where one of its study's trials ends."""
 
 
 class PlansBody(BaseModel):
@@ -87,7 +88,7 @@ def driver_routes(service: Service, access: ClientAccess) -> list[HotRoute]:
         known_ids = set(body.known)
         heard = service.mailbox.news(name).number if body.heard is None else body.heard
         while True:
-            changed, news, now = service.changed, service.mailbox.news(name), service.clock()
+            changed, news, now = service.study_news.of(name), service.mailbox.news(name), service.clock()
             next_shown = shown_at.get(name, 0.0) + SHOWN_SECONDS
             if now >= next_shown:
                 shown_at[name], next_shown = now, now + SHOWN_SECONDS

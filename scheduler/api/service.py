@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import threading
 import time
@@ -23,23 +24,23 @@ from scheduler.loop.control_loop import ControlLoop
 from scheduler.loop.settings import LoopSettings
 from scheduler.loop.trial_files import PACKAGES
 from scheduler.policy import policy_by_name
-from trials.errors import StoreUnavailable
+from trials.errors import StoreUnavailable, UnknownTrial
 from trials.store import TrialStore
 
 
 class Announcements:
-    """Used from the event loop only."""
+    """News by the name of a trial or a study. Used from the event loop only."""
 
     def __init__(self) -> None:
         self._waited_for: dict[str, asyncio.Event] = {}
 
-    def of(self, trial_id: str) -> asyncio.Event:
-        """Set at the next news of the trial; to be asked for before one looks at what there is."""
-        return self._waited_for.setdefault(trial_id, asyncio.Event())
+    def of(self, name: str) -> asyncio.Event:
+        """Set at the next news of it; to be asked for before one looks at what there is."""
+        return self._waited_for.setdefault(name, asyncio.Event())
 
-    def tell(self, trial_ids: Iterable[str]) -> None:
-        for trial_id in trial_ids:
-            event = self._waited_for.pop(trial_id, None)
+    def tell(self, names: Iterable[str]) -> None:
+        for name in names:
+            event = self._waited_for.pop(name, None)
             if event is not None:
                 event.set()
 
@@ -157,8 +158,8 @@ class Service:
         self.mailbox = Mailbox()
         self.news = Announcements()
         """Tells of single trials' news."""
-        self.changed = asyncio.Event()
-        """Replaced and set whenever the control loop has looked, for the few who look at many trials."""
+        self.study_news = Announcements()
+        """Tells of news of any trial of a study."""
         self.event_loop: asyncio.AbstractEventLoop | None = None
         self.joining = Joining()
         self.measuring = Measuring()
@@ -183,15 +184,19 @@ class Service:
             try:
                 # Told at each look until they have saved.
                 changed = self._changes.look() | self.loop.asked_to_save.keys()
+                studies = self._studies_of(changed)
             except StoreUnavailable:
-                changed = set()
-        if self.event_loop is not None and not self.event_loop.is_closed():
-            self.event_loop.call_soon_threadsafe(self._announce, changed)
+                return
+        if changed and self.event_loop is not None and not self.event_loop.is_closed():
+            self.event_loop.call_soon_threadsafe(self.news.tell, changed)
+            self.event_loop.call_soon_threadsafe(self.study_news.tell, studies)
 
-    def _announce(self, trial_ids: set[str]) -> None:
-        self.news.tell(trial_ids)
-        self.changed.set()
-        self.changed = asyncio.Event()
+    def _studies_of(self, trial_ids: Iterable[str]) -> set[str]:
+        studies = set()
+        for trial_id in trial_ids:
+            with contextlib.suppress(UnknownTrial):
+                studies.add(self.store.trial(trial_id).spec.study)
+        return studies
 
 
 def assemble(

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import heapq
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -73,11 +73,10 @@ class TrialStore:
             for entry in kept.resizes:
                 self._history.setdefault(entry.trial_id, []).append(entry)
 
-    @contextmanager
-    def _read(self) -> Iterator[None]:
+    def _read(self) -> AbstractContextManager[Any]:
+        """Return the lock to read under, once all that is known elsewhere is here."""
         self._backing.catch_up()
-        with self._lock:
-            yield
+        return self._lock
 
     # ------------------------------------------------------------------ studies
 
