@@ -252,13 +252,14 @@ class Membership:
                 time.sleep(0.2)
                 continue
             try:
-                self._handle(answer)
+                self.handle(answer)
             except Exception:
                 # The lease depends on this thread: whatever was wrong with one answer must not end it.
                 logger.exception("could not process an answer of the scheduler")
                 time.sleep(1.0)
 
-    def _handle(self, answer: dict[str, Any]) -> None:
+    def handle(self, answer: dict[str, Any]) -> None:
+        """Take up what the scheduler has answered."""
         if answer.get("leave"):
             # A signal says so as well, but is not heard while the training thread waits within a library.
             self.told_to_end()

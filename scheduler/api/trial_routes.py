@@ -139,7 +139,7 @@ def trial_routes(service: Service, access: ClientAccess) -> APIRouter:
         return {
             "trial": brief(record),
             "emulated": service.site.emulated,
-            "policy": service.loop.decisions.policy_name,
+            "policy": service.loop.decisions.policy.name,
             "policy_error": None if error is None else str(error),
             "held_slots": len(store.replicas(trial_id=trial_id)),
             "grant": None

@@ -19,10 +19,11 @@ class Decisions:
     """The policy is asked by the loop's thread alone; the answer is read by any."""
 
     def __init__(self, policy: Policy, observer: Observer, backoff: Backoff, *, every_seconds: float) -> None:
-        self._policy = policy
+        self.policy = policy
         self._observer = observer
         self._backoff = backoff
-        self._every_seconds = every_seconds
+        self.every_seconds = every_seconds
+        """Time between two decisions that nothing has asked for."""
         self._decided_at = float("-inf")
         self._changed = False
         """Something has happened that a decision should be made on at once."""
@@ -33,10 +34,6 @@ class Decisions:
         """Snapshot of the last decision."""
         self.error: Exception | None = None
         """Why the policy's last answer could not be used; None when it could."""
-
-    @property
-    def policy_name(self) -> str:
-        return self._policy.name
 
     # ------------------------------------------------------------------ what it is told, by any thread
 
@@ -56,7 +53,7 @@ class Decisions:
     def take_due(self, now: float) -> bool:
         """Tell whether to decide; asked before the trials are read, as later changes ask again."""
         changed, self._changed = self._changed, False
-        return changed or now - self._decided_at >= self._every_seconds
+        return changed or now - self._decided_at >= self.every_seconds
 
     def decide(self, trials: Sequence[TrialRecord], now: float) -> None:
         """Ask the policy; when it fails or grants what does not exist, allocations stay as they are."""
@@ -70,13 +67,13 @@ class Decisions:
                 granted=self.grants,
             )
             self.snapshot = snapshot
-            grants = self._policy.allocate(snapshot)
+            grants = self.policy.allocate(snapshot)
             check_grants(snapshot, grants)
         except StoreUnavailable:
             raise
         except Exception as error:
             self.error = error
-            logger.exception("policy failed policy=%s; allocations stay as they are", self._policy.name)
+            logger.exception("policy failed policy=%s; allocations stay as they are", self.policy.name)
             return
         self.error = None
         # While a change is carried out, it is for the reason that it was decided for.

@@ -45,9 +45,9 @@ def waits(mine: Membership) -> list[Any]:
 
 def test_a_joiner_waits_on_when_the_others_go_on_without_it() -> None:
     mine = membership()
-    mine._handle(generation(2, "t-a", "t-b"))
+    mine.handle(generation(2, "t-a", "t-b"))
     assert waits(mine) == []
-    mine._handle(generation(3, "t-c"))
+    mine.handle(generation(3, "t-c"))
     (entered,) = waits(mine)
     assert entered.generation.number == 3 and entered.group is not None
 
@@ -55,12 +55,12 @@ def test_a_joiner_waits_on_when_the_others_go_on_without_it() -> None:
 def test_an_offer_that_a_joiner_prepared_is_broken_off_with_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others may wait in its group for the joiner already."""
     mine = membership()
-    mine._handle(generation(2, "t-c"))
+    mine.handle(generation(2, "t-c"))
     prepared = mine.pending()
     assert prepared is not None and prepared.group is not None
     broken: list[ReplicaGroup] = []
     monkeypatch.setattr(ReplicaGroup, "break_off", lambda group: broken.append(group))
-    mine._handle(generation(3, "t-a", "t-b"))
+    mine.handle(generation(3, "t-a", "t-b"))
     assert mine.pending() is None
     assert broken == [prepared.group]
 
@@ -73,10 +73,10 @@ def test_a_member_waits_for_no_joiner_that_the_next_offer_leaves_out(monkeypatch
     joining["generation"]["join_epoch"] = 4
     group = lone_group()
     monkeypatch.setattr(process_groups, "build_group", lambda *_, **__: group)
-    mine._handle(joining)
+    mine.handle(joining)
     until(lambda: mine.pending() is not None)
     handing_over = mine.pending()
-    mine._handle(generation(3, "t-c", member=True))
+    mine.handle(generation(3, "t-c", member=True))
     assert broken == [group]
     assert handing_over is not None
     mine.abandon(handing_over.generation.number)
@@ -91,9 +91,9 @@ def test_an_offer_without_joiners_stays_whole_until_it_is_left(monkeypatch: pyte
     group = lone_group()
     monkeypatch.setattr(process_groups, "build_group", lambda *_, **__: group)
     mine = membership()
-    mine._handle(generation(2, "t-c", "t-d", member=True))
+    mine.handle(generation(2, "t-c", "t-d", member=True))
     until(lambda: mine.pending() is not None)
-    mine._handle(generation(3, "t-c", member=True))
+    mine.handle(generation(3, "t-c", member=True))
     assert broken == []
 
 
@@ -107,7 +107,7 @@ def test_an_offer_that_another_came_instead_of_is_broken_off_for_who_may_wait_in
     monkeypatch.setattr(process_groups, "build_group", lambda *_, **__: next(built))
     mine = membership()
     for number in (2, 3, 4):
-        mine._handle(generation(number, "t-c", "t-d", member=True))
+        mine.handle(generation(number, "t-c", "t-d", member=True))
         until(lambda number=number: (mine.pending() or no_offer).generation.number == number)
     mine.break_off_superseded()
     assert broken == groups[:2]
@@ -117,11 +117,11 @@ def test_an_offer_that_another_came_instead_of_is_broken_off_for_who_may_wait_in
 
 def test_a_member_leaves_when_the_others_go_on_without_it() -> None:
     mine = membership()
-    mine._handle(generation(1, "t-c"))
+    mine.handle(generation(1, "t-c"))
     prepared = mine.pending()
     assert prepared is not None
     mine.commit(prepared)
-    mine._handle(generation(2, "t-a", "t-b", member=True))
+    mine.handle(generation(2, "t-a", "t-b", member=True))
     leaves = mine.pending()
     assert leaves is not None and leaves.group is None
 
@@ -129,9 +129,9 @@ def test_a_member_leaves_when_the_others_go_on_without_it() -> None:
 def test_a_joiner_that_is_to_leave_while_it_enters_leaves_as_soon_as_it_has() -> None:
     """For the others it is a member already."""
     mine = membership()
-    mine._handle(generation(2, "t-c"))
+    mine.handle(generation(2, "t-c"))
     (prepared,) = waits(mine)
-    mine._handle(generation(3, "t-a", "t-b", member=True))
+    mine.handle(generation(3, "t-a", "t-b", member=True))
     mine.commit(prepared)
     leaves = mine.pending()
     assert leaves is not None and leaves.generation.number == 3 and leaves.group is None
@@ -151,7 +151,7 @@ def test_a_joiner_that_is_told_to_end_while_it_enters_has_the_others_go_on_witho
     group = lone_group()
     monkeypatch.setattr(process_groups, "build_group", lambda *_, **__: group)
     mine = membership(answer)
-    mine._handle(generation(2, "t-a", "t-c"))
+    mine.handle(generation(2, "t-a", "t-c"))
     (prepared,) = waits(mine)
     mine.told_to_end()
     assert asked.wait(5.0)
@@ -180,7 +180,7 @@ def test_a_joiner_that_was_told_to_end_enters_nothing_any_more(monkeypatch: pyte
     broken: list[ReplicaGroup] = []
     monkeypatch.setattr(ReplicaGroup, "break_off", lambda group: broken.append(group))
     mine = membership()
-    mine._handle(generation(2, "t-c"))
+    mine.handle(generation(2, "t-c"))
     prepared = mine.pending()
     mine.told_to_end()
     until(lambda: mine.must_leave == "preempted")
@@ -192,7 +192,7 @@ def test_a_joiner_that_was_told_to_end_enters_nothing_any_more(monkeypatch: pyte
 
 def test_a_joiner_leaves_when_its_trial_pauses() -> None:
     mine = membership()
-    mine._handle(generation(2))
+    mine.handle(generation(2))
     (ended,) = waits(mine)
     assert ended.group is None
     mine.stop()
@@ -213,14 +213,14 @@ def test_what_a_joiner_was_told_of_an_attempt_that_it_has_left_is_over() -> None
         told.append(thread)
         return ended
 
-    mine._handle({"retry_join": True, "attempt": 2, "generation": None})
+    mine.handle({"retry_join": True, "attempt": 2, "generation": None})
     assert waits_in(2) == []
-    mine._handle(generation(2, "t-c"))
+    mine.handle(generation(2, "t-c"))
     told[0].join(1.0)
     again = membership()
-    again._handle({"retry_join": True, "attempt": 3, "generation": None})
+    again.handle({"retry_join": True, "attempt": 3, "generation": None})
     mine = again
     assert waits_in(2) == [None]
     # A scheduler that has just started knows of no attempts.
-    again._handle({"retry_join": True, "attempt": None, "generation": None})
+    again.handle({"retry_join": True, "attempt": None, "generation": None})
     assert waits_in(7) == [None]

@@ -61,7 +61,7 @@ class Trial:
             for number, (x,) in enumerate(self.evaluation):
                 totals["count"] += len(x)
                 if leaves and number == 1:
-                    get_core().leaving._leave_requested = True
+                    get_core().leaving.ask()
 
 
 def as_after_a_loss() -> None:
@@ -82,7 +82,7 @@ def test_an_accumulator_made_between_two_loops_counts_once_however_often_the_tri
             with totals.synchronized():
                 seen.append(totals["count"])
             if (leaves, epoch) == ("behind it", 1):
-                get_core().leaving._leave_requested = True
+                get_core().leaving.ask()
                 get_core().leave_if_asked()
         return seen
 
@@ -169,7 +169,7 @@ def test_a_look_at_the_data_ends_no_pass_that_the_trial_resumes_in() -> None:
                 trial.step(x)
                 seen.extend(x.flatten().int().tolist())
                 if leaves and (epoch, number) == (0, 2):
-                    get_core().leaving._leave_requested = True
+                    get_core().leaving.ask()
 
     with pytest.raises(ReplicaExit):
         code(leaves=True)

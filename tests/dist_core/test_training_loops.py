@@ -153,7 +153,7 @@ def test_a_trial_resumed_behind_a_loop_of_its_epoch_sees_the_sums_that_were_ther
     def leave(place: str, epoch: int) -> None:
         if place == leaves_at and epoch == 1 and not left:
             left.append(place)
-            get_core().leaving._leave_requested = True
+            get_core().leaving.ask()
 
     def train() -> None:
         reset_core()
@@ -214,7 +214,8 @@ def test_what_code_between_loops_did_counts_once_where_the_trial_left_behind_it(
 
     def leave(place: str, epoch: int, number: int) -> None:
         if leaves == [place] and (epoch, number) == (1, 1):
-            get_core().leaving._leave_requested = bool(leaves.pop())
+            leaves.clear()
+            get_core().leaving.ask()
 
     def train() -> list[tuple[float, Any, int]]:
         reset_core()

@@ -296,7 +296,7 @@ def test_what_comes_while_trials_are_read_is_decided_on_at_the_next_look(
 ) -> None:
     bench.tick()
     # From here on only what asks for a decision leads to one.
-    bench.loop.decisions._every_seconds = 1e9
+    bench.loop.decisions.every_seconds = 1e9
     read, reads, submitted = bench.store.trials, list[None](), list[str]()
 
     def and_one_comes(*arguments: Any, **named: Any) -> Any:

@@ -189,7 +189,7 @@ def test_a_policy_that_raises_changes_nothing(bench: Bench, caplog: pytest.LogCa
         def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
             raise RuntimeError("policy")
 
-    bench.loop.decisions._policy = Broken()
+    bench.loop.decisions.policy = Broken()
     bench.tick(5)
     assert bench.trial(trial_id) == before
     assert len(bench.launcher.running) == 4
@@ -209,7 +209,7 @@ def test_a_policy_that_grants_what_does_not_exist_changes_nothing(
         def allocate(self, snapshot: Snapshot) -> dict[str, Grant]:
             return {trial_id: Grant(placement=placement, reason=Reason(code="x", sentence="x"))}
 
-    bench.loop.decisions._policy = Generous()
+    bench.loop.decisions.policy = Generous()
     bench.tick(5)
     assert bench.trial(trial_id) == before
     assert "was granted" in caplog.text

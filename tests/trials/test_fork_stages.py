@@ -30,8 +30,8 @@ class Staged:
         (folder / "quick.py").write_text("")
         (folder / "slow.py").write_text(SLOW)
         self.launcher = LocalLauncher(slots=4, fork_server=start_fork_server([["quick"], ["slow"]]))
-        assert self.launcher._servers is not None
-        self.servers: ForkServers = self.launcher._servers
+        assert self.launcher.servers is not None
+        self.servers: ForkServers = self.launcher.servers
         self.number = 0
 
     def may_start(self) -> bool:
@@ -45,7 +45,7 @@ class Staged:
 
     def go_on(self) -> None:
         (self.folder / "go").touch()
-        self.until(lambda: not any(server.is_on_its_way for server in self.servers._chain))
+        self.until(lambda: not any(server.is_on_its_way for server in self.servers.chain))
 
     def until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 20.0
@@ -58,7 +58,7 @@ class Staged:
 def staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Staged]:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     made = Staged(tmp_path)
-    made.until(lambda: made.servers._chain[0].ready)
+    made.until(lambda: made.servers.chain[0].ready)
     yield made
     (tmp_path / "go").touch()
     made.launcher.close()
@@ -75,22 +75,22 @@ def test_the_first_replica_of_a_code_does_without_what_is_not_there_yet(staged: 
 
 def test_a_process_of_the_chain_that_is_lost_is_replaced(staged: Staged) -> None:
     staged.go_on()
-    lost = staged.servers._chain[1].pid
+    lost = staged.servers.chain[1].pid
     assert lost is not None
     os.kill(lost, signal.SIGKILL)
-    staged.until(lambda: staged.servers._chain[1].gone)
+    staged.until(lambda: staged.servers.chain[1].gone)
     assert staged.has_in_memory() in (1, 3)
-    staged.until(lambda: not any(server.is_on_its_way for server in staged.servers._chain))
+    staged.until(lambda: not any(server.is_on_its_way for server in staged.servers.chain))
     assert staged.has_in_memory() == 3
-    assert staged.servers._chain[1].pid != lost
+    assert staged.servers.chain[1].pid != lost
 
 
 def test_one_that_ends_while_it_imports_is_done_without(staged: Staged) -> None:
     (staged.folder / "slow.py").write_text("import os\nos._exit(3)\n")
     staged.servers.kill()
-    staged.until(lambda: staged.servers._chain[0].gone)
+    staged.until(lambda: staged.servers.chain[0].gone)
     assert staged.has_in_memory() == 1
-    staged.until(lambda: staged.servers._chain[1].gone)
+    staged.until(lambda: staged.servers.chain[1].gone)
     first = staged.servers.pid
     staged.until(staged.may_start)
     assert staged.has_in_memory() == 1
@@ -103,4 +103,4 @@ def test_code_that_has_changed_is_loaded_again_by_the_whole_chain(staged: Staged
     (staged.folder / "quick.py").write_text("VALUE = 40 + 2\n")
     assert staged.has_in_memory() == 42
     assert staged.servers.trunk.ready, "the replica was forked, not started cold"
-    staged.until(lambda: all(server.ready for server in staged.servers._chain))
+    staged.until(lambda: all(server.ready for server in staged.servers.chain))

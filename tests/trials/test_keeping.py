@@ -93,10 +93,10 @@ class Kept:
 
     def spares(self, *others: ReplicaRecord) -> set[int]:
         """Processes of the fork server that are neither its own nor these replicas."""
-        servers = self.launcher._servers
+        servers = self.launcher.servers
         assert servers is not None
         # One that is not ready has not said which process it is.
-        until(lambda: all(server.ready for server in servers._chain))
+        until(lambda: all(server.ready for server in servers.chain))
         found = {child.pid for child in psutil.Process(servers.pid).children()}
         return found - servers.pids - {each.pid for each in others if each.pid is not None}
 

@@ -322,10 +322,10 @@ def test_a_fork_server_that_was_killed_is_replaced(tmp_path: Path) -> None:
         return wait_for_exit(launcher, started(launcher, tmp_path, "returns_seven", name=name)).status
 
     assert run("before") == 7
-    assert launcher._servers is not None
-    launcher._servers.kill()
+    assert launcher.servers is not None
+    launcher.servers.kill()
     deadline = time.monotonic() + 5.0
-    while not launcher._servers.trunk.gone and time.monotonic() < deadline:
+    while not launcher.servers.trunk.gone and time.monotonic() < deadline:
         time.sleep(0.01)
     assert run("after") == 7
     assert "hello from after" in (tmp_path / "after.log").read_text()
@@ -338,8 +338,8 @@ def test_a_fork_server_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: p
     launcher = LocalLauncher(slots=2)
     (tmp_path / "user_code.py").write_text(SCRIPT)
     assert wait_for_exit(launcher, started(launcher, tmp_path, "returns_seven", name="before")).status == 7
-    assert launcher._servers is not None
-    server = launcher._servers.trunk.pid
+    assert launcher.servers is not None
+    server = launcher.servers.trunk.pid
     assert server is not None
     os.kill(server, signal.SIGSTOP)
     hanging = request_for(tmp_path, "returns_seven", name="hanging")
@@ -364,8 +364,8 @@ def test_nothing_starts_while_the_launcher_closes(tmp_path: Path) -> None:
     launcher = LocalLauncher(slots=1)
     (tmp_path / "user_code.py").write_text(SCRIPT)
     assert wait_for_exit(launcher, started(launcher, tmp_path, "returns_seven", name="before")).status == 7
-    assert launcher._servers is not None and launcher._servers.trunk.pid is not None
-    os.kill(launcher._servers.trunk.pid, signal.SIGSTOP)
+    assert launcher.servers is not None and launcher.servers.trunk.pid is not None
+    os.kill(launcher.servers.trunk.pid, signal.SIGSTOP)
     hanging = request_for(tmp_path, "returns_seven", name="hanging")
     assert launcher.launch(hanging) is None
     launcher.close()
@@ -384,8 +384,8 @@ def test_a_changed_module_is_loaded_again_and_earlier_replicas_stay_children(tmp
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
         launcher = LocalLauncher(slots=1, preload=["helper"])
-    assert launcher._servers is not None
-    fork_server = launcher._servers.pid
+    assert launcher.servers is not None
+    fork_server = launcher.servers.pid
 
     def start(name: str, function: str) -> ReplicaRecord:
         replica = started(launcher, tmp_path, function, name=name)

@@ -48,8 +48,8 @@ class Learning:
         self.install("heavy", "import os\nMADE_BY = os.getpid()\n")
         (folder / "user_code.py").write_text(CODE)
         self.launcher = LocalLauncher(slots=4)
-        assert self.launcher._servers is not None
-        self.servers: ForkServers = self.launcher._servers
+        assert self.launcher.servers is not None
+        self.servers: ForkServers = self.launcher.servers
         self.number = 0
 
     def install(self, name: str, content: str) -> None:
@@ -77,8 +77,8 @@ class Learning:
         return (self.folder / f"{replica.replica_id.rpartition('-')[0]}.log").read_text()
 
     def leaf(self) -> _Server:
-        until(lambda: self.may_start() and bool(self.servers._leaves))
-        (leaf,) = self.servers._leaves.values()
+        until(lambda: self.may_start() and bool(self.servers.leaves))
+        (leaf,) = self.servers.leaves.values()
         until(lambda: not leaf.server.is_on_its_way)
         return leaf.server
 
@@ -121,7 +121,7 @@ def test_what_a_replica_has_imported_the_next_one_has_from_its_start(learning: L
 def test_it_is_learnt_at_the_first_step_and_the_next_waits_for_the_import(learning: Learning) -> None:
     learning.install("heavy", "import os, time\nMADE_BY = os.getpid()\ntime.sleep(1.0)\n")
     first = learning.start("tells_and_waits")
-    until(lambda: bool(learning.servers._asked) and not learning.may_start())
+    until(lambda: bool(learning.servers.asked) and not learning.may_start())
     assert psutil.Process(first.pid).is_running()
     learning.until_learnt()
     assert learning.run() == "heavy"
@@ -130,7 +130,7 @@ def test_it_is_learnt_at_the_first_step_and_the_next_waits_for_the_import(learni
 
 
 def test_no_more_import_by_themselves_than_there_are_cores(learning: Learning, monkeypatch: pytest.MonkeyPatch) -> None:
-    learning.servers._cores = 2
+    learning.servers.cores = 2
     monkeypatch.setattr(fork_client, "FIRST_SECONDS", 1.0)
     learning.until_learnt()
     first = learning.start("waits")
@@ -156,7 +156,7 @@ def test_a_package_that_starts_a_thread_is_imported_by_each(
     request = request_for(learning.folder, "main", both, name="r")
     until(lambda: learning.launcher.is_ready_for(request))
     assert learning.run(**both) == "heavy"
-    assert learning.servers._unshareable >= {"threaded"}
+    assert learning.servers.unshareable >= {"threaded"}
 
 
 @pytest.mark.parametrize(
@@ -232,4 +232,4 @@ def test_a_package_before_whose_import_code_sets_a_variable_is_imported_by_each(
     assert learning.run() == "nothing"
     learning.until_learnt()
     assert learning.run() == "light"
-    assert "heavy" in learning.servers._unshareable and "light" not in learning.servers._unshareable
+    assert "heavy" in learning.servers.unshareable and "light" not in learning.servers.unshareable

@@ -135,15 +135,15 @@ class Trains:
         """Successors, so many, whose winner has come to its end before they could begin."""
         self._by_lot = by_lot
         """Scores are drawn, and successors take a while to start."""
-        self._cancelled: set[str] = set() if earlier is None else earlier._cancelled
+        self.cancelled: set[str] = set() if earlier is None else earlier.cancelled
         self.untrained_parents: list[str] = []
         """Trials whose state others were to begin with before they had trained."""
         self._refused = refused
         """Successors, so many, whose winner is itself replaced or over before they are submitted."""
-        self._ended: set[str] = set() if earlier is None else earlier._ended
-        self._came_to: dict[str, int] = {} if earlier is None else earlier._came_to
-        self._parents: dict[int, str] = {} if earlier is None else earlier._parents
-        self._began_at: dict[str, int] = {} if earlier is None else earlier._began_at
+        self.ended: set[str] = set() if earlier is None else earlier.ended
+        self.came_to: dict[str, int] = {} if earlier is None else earlier.came_to
+        self.parents: dict[int, str] = {} if earlier is None else earlier.parents
+        self.began_at: dict[str, int] = {} if earlier is None else earlier.began_at
         self._dies_after = dies_after
         """Reports until the process is killed."""
 
@@ -152,25 +152,25 @@ class Trains:
 
     def cancel(self, trial_id: str, why: str) -> None:
         self.requests.append(f"cancel {trial_id}")
-        self._cancelled.add(trial_id)
+        self.cancelled.add(trial_id)
 
     def submitted(self) -> list[dict[str, Any]]:
         def row(name: str) -> dict[str, Any]:
-            state = "cancelled" if name in self._cancelled else "succeeded" if name in self._ended else "paused"
+            state = "cancelled" if name in self.cancelled else "succeeded" if name in self.ended else "paused"
             return {"trial_id": name, "number": int(name[1:]), "state": state, "outcome": None}
 
-        return [row(name) for name in self._came_to]
+        return [row(name) for name in self.came_to]
 
     def parent_of(self, trial: optuna.Trial) -> str:
-        return self._parents[trial.number]
+        return self.parents[trial.number]
 
     def interrupt(self) -> None:
         self.interrupted = True
 
     def begins_with(self, number: int, parent_id: str) -> None:
-        if parent_id not in self._came_to:
+        if parent_id not in self.came_to:
             self.untrained_parents.append(parent_id)
-        self._parents[number] = parent_id
+        self.parents[number] = parent_id
 
     def run(
         self, trial: optuna.Trial, *, follow: Follow, submitted: Callable[[str], None], begun: Begun | None = None
@@ -180,20 +180,20 @@ class Trains:
             name = f"t{begun.first.number}"
             submitted(name)
             # It goes on from its checkpoint, and reports again what it had reported.
-            checkpoint = max(self._began_at[name], self._came_to[name] + 1 - 4)
+            checkpoint = max(self.began_at[name], self.came_to[name] + 1 - 4)
             return self._train(trial, checkpoint, rate, name, follow, begun.reported)
         name = f"t{trial.number}"
-        first = self._came_to[self._parents[trial.number]] + 1 if trial.number in self._parents else 0
-        self._began_at[name] = first
+        first = self.came_to[self.parents[trial.number]] + 1 if trial.number in self.parents else 0
+        self.began_at[name] = first
         submitted(name)
-        if trial.number in self._parents and self._by_lot:
+        if trial.number in self.parents and self._by_lot:
             time.sleep(0.02)
-        if trial.number in self._parents and self._too_late:
+        if trial.number in self.parents and self._too_late:
             self._too_late -= 1
             raise NothingLeftToTrain
-        if trial.number in self._parents and self._refused:
+        if trial.number in self.parents and self._refused:
             self._refused -= 1
-            while self._parents[trial.number] not in self._ended:
+            while self.parents[trial.number] not in self.ended:
                 time.sleep(0.002)
             time.sleep(0.05)
             raise RequestRefused("its state was not kept")
@@ -213,9 +213,9 @@ class Trains:
         except SweepInterrupted:
             raise
         except BaseException:
-            self._ended.add(name)
+            self.ended.add(name)
             raise
-        self._ended.add(name)
+        self.ended.add(name)
         return value
 
     def _train_on(
@@ -234,7 +234,7 @@ class Trains:
             if epoch not in reported:
                 present.report(loss, epoch)
             # Others begin with a state whose report has been made.
-            self._came_to[name] = max(epoch, self._came_to.get(name, 0))
+            self.came_to[name] = max(epoch, self.came_to.get(name, 0))
             if epoch in reported:
                 continue
             if self._dies_after == 0:

@@ -84,12 +84,13 @@ class LocalLauncher(Launcher):
         self._started_pids: dict[int, float | None] = {}
         """Processes that this launcher started, with the time at which they were first seen to be gone."""
         self._lock = threading.Lock()
-        self._servers: ForkServers | None = None
+        self.servers: ForkServers | None = None
+        """None where each replica starts cold."""
         self._closed = False
         self._starts = PendingStarts(self._start_warm, lambda: self.on_change())
         if fork_server:
             started = start_fork_server([preload]) if fork_server is True else fork_server
-            self._servers = ForkServers(self._note_exit, lambda: self.on_change(), started)
+            self.servers = ForkServers(self._note_exit, lambda: self.on_change(), started)
 
     def _note_exit(self, ended: Ended) -> None:
         with self._lock:
@@ -122,9 +123,7 @@ class LocalLauncher(Launcher):
 
     def _is_stranger(self, pid: int) -> bool:
         try:
-            ours = (
-                self._alive | self._started_pids.keys() | (self._servers.pids if self._servers is not None else set())
-            )
+            ours = self._alive | self._started_pids.keys() | (self.servers.pids if self.servers is not None else set())
             return pid not in self._ancestor_pids and os.getsid(pid) not in ours
         except ProcessLookupError:
             return False
@@ -135,20 +134,20 @@ class LocalLauncher(Launcher):
         return {**environ, **memory}
 
     def is_ready_for(self, request: LaunchRequest) -> bool:
-        if self._servers is None or self._starts.hang:
+        if self.servers is None or self._starts.hang:
             return True
-        return not self._starts.are_slow and self._servers.is_ready_for(request)
+        return not self._starts.are_slow and self.servers.is_ready_for(request)
 
     def launch(self, request: LaunchRequest) -> ReplicaProcess | None:
         # Where whoever forks replicas does not answer, others start without.
-        is_cold = self._servers is None or self._starts.hang
+        is_cold = self.servers is None or self._starts.hang
         return self._start(request, None) if is_cold else self._starts.begin(request)
 
     def started(self, replica_id: str) -> ReplicaProcess | None:
         return self._starts.ended(replica_id)
 
     def _start_warm(self, request: LaunchRequest) -> ReplicaProcess:
-        return self._start(request, self._servers)
+        return self._start(request, self.servers)
 
     def _start(self, request: LaunchRequest, servers: ForkServers | None) -> ReplicaProcess:
         try:
@@ -267,8 +266,8 @@ class LocalLauncher(Launcher):
     def close(self) -> None:
         self._closed = True
         self._starts.close()
-        if self._servers is not None:
-            self._servers.close()
+        if self.servers is not None:
+            self.servers.close()
 
 
 def _end_children(pid: int) -> None:

@@ -80,7 +80,7 @@ class Board:
                 "now": self._service.clock(),
                 "access": self._client.access.value,
                 "emulated": self._service.site.emulated,
-                "policy": self._service.loop.decisions.policy_name,
+                "policy": self._service.loop.decisions.policy.name,
                 "studies": self._studies,
                 "nodes": self._nodes,
                 "queue": self._queue,

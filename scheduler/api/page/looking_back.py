@@ -67,7 +67,7 @@ def looking_back_routes(service: Service, access: ClientAccess) -> APIRouter:
             "decision": None
             if grant is None
             else {
-                "policy": service.loop.decisions.policy_name,
+                "policy": service.loop.decisions.policy.name,
                 "placement": dict(grant.placement),
                 "why": grant.reason.sentence,
                 "numbers": dict(grant.numbers),

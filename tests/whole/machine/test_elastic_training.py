@@ -187,8 +187,8 @@ def test_a_killed_fork_server_costs_the_trial_nothing(
     rig.until_size(trial_id, 2)
     rig.until_step(10)
     before = {row.pid for row in rig.members(trial_id)}
-    assert rig.launcher._servers is not None
-    rig.launcher._servers.kill()
+    assert rig.launcher.servers is not None
+    rig.launcher.servers.kill()
     rig.until_step(20)
     rig.want(trial_id, 3)
     rig.until_size(trial_id, 3)

@@ -107,15 +107,16 @@ class ForkServers:
     def __init__(self, on_exit: OnExit, on_ready: Callable[[], None], started: StartedForkServer) -> None:
         self._on_exit = on_exit
         self._on_ready = on_ready
-        self._cores = len(os.sched_getaffinity(0))
+        self.cores = len(os.sched_getaffinity(0))
+        """Most processes that import the same thing by themselves at a time."""
         self._lock = threading.RLock()
         self._codes: dict[_Key, _Code] = {}
-        self._asked: dict[str, _Code] = {}
+        self.asked: dict[str, _Code] = {}
         """Codes of the replicas that run."""
-        self._leaves: dict[bool, _Leaf] = {}
+        self.leaves: dict[bool, _Leaf] = {}
         """Leaves by whether their codes use torch."""
         self._retired: list[_Server] = []
-        self._unshareable: set[str] = set()
+        self.unshareable: set[str] = set()
         """Packages that leave a thread or CUDA behind when they are imported, or miss a variable."""
         self._losses = 0
         self._take_over(started)
@@ -128,21 +129,22 @@ class ForkServers:
     @property
     def pids(self) -> set[int]:
         """Return the pids of the fork server's processes."""
-        servers = (*self._chain, *(leaf.server for leaf in list(self._leaves.values())), *self._retired)
+        servers = (*self.chain, *(leaf.server for leaf in list(self.leaves.values())), *self._retired)
         return {self.pid, *(server.pid for server in servers if server.pid is not None)}
 
     def _take_over(self, started: StartedForkServer) -> None:
         self._process = started.process
         self._stages = started.stages
         self._environ = started.environ
-        self._chain = [self._served_by(connection) for connection in started.connections]
-        for server, names in zip(self._chain, self._stages, strict=True):
+        self.chain = [self._served_by(connection) for connection in started.connections]
+        """Processes with the fixed modules in memory, each with those of the one before it too."""
+        for server, names in zip(self.chain, self._stages, strict=True):
             server.will_have_torch = any(package_of(name) == "torch" for name in names)
 
     @property
     def trunk(self) -> _Server:
         """The process with the most fixed modules in memory that is ready."""
-        return _fullest(self._chain)
+        return _fullest(self.chain)
 
     def _served_by(self, connection: socket.socket) -> _Server:
         return _Server(connection, self._note_exit, self._note_imports, self._on_ready)
@@ -151,7 +153,7 @@ class ForkServers:
 
     def _note_exit(self, ended: Ended) -> None:
         with self._lock:
-            code = self._asked.pop(ended.replica_id or "", None)
+            code = self.asked.pop(ended.replica_id or "", None)
             if code is not None:
                 code.importing.pop(ended.replica_id or "", None)
         self._on_exit(ended)
@@ -159,7 +161,7 @@ class ForkServers:
     def _note_imports(self, replica_id: str, names: Sequence[str], changed: Mapping[str, str]) -> None:
         """Note imports that the next replica of that code had better have from its beginning."""
         with self._lock:
-            code = self._asked.get(replica_id)
+            code = self.asked.get(replica_id)
             if code is not None:
                 code.add(names)
                 code.changed.update(changed)
@@ -177,7 +179,7 @@ class ForkServers:
 
     def _fixed(self, code: _Code) -> list[_Server]:
         """Return processes of fixed modules to fork it from: those that have torch in memory, or those that do not."""
-        return [server for server in self._chain if server.will_have_torch == code.wants_torch] or self._chain[:1]
+        return [server for server in self.chain if server.will_have_torch == code.wants_torch] or self.chain[:1]
 
     def _leaf_for(self, code: _Code, request: LaunchRequest) -> _Server | None:
         """Return the process with what this code needs beyond the fixed modules, perhaps on its way.
@@ -191,15 +193,15 @@ class ForkServers:
         if self._losses >= MOST_LOSSES or self._differing(request) in code.refused:
             return None
         self._drop_lost_leaf(code.wants_torch)
-        lacking = code.lacking(fixed.modules, self._unshareable)
+        lacking = code.lacking(fixed.modules, self.unshareable)
         if not lacking:
             return None
-        leaf = self._leaves.get(code.wants_torch)
+        leaf = self.leaves.get(code.wants_torch)
         if leaf is None:
             ours, theirs = socket.socketpair()
             with theirs:
                 fixed.send({"grow": list(lacking), "changed": code.changed}, theirs)
-            leaf = self._leaves[code.wants_torch] = _Leaf(self._served_by(ours), set(lacking))
+            leaf = self.leaves[code.wants_torch] = _Leaf(self._served_by(ours), set(lacking))
         elif new := [name for name in lacking if name not in leaf.asked]:
             leaf.asked.update(new)
             if new := [name for name in new if name not in leaf.server.modules]:
@@ -207,18 +209,18 @@ class ForkServers:
         return leaf.server
 
     def _drop_lost_leaf(self, with_torch: bool) -> None:
-        leaf = self._leaves.get(with_torch)
+        leaf = self.leaves.get(with_torch)
         if leaf is None:
             return
         if leaf.server.unfit:
             # One that another package imports comes again whatever is asked for.
-            self._losses += self._unshareable.issuperset(leaf.server.unfit)
-            self._unshareable.update(leaf.server.unfit)
+            self._losses += self.unshareable.issuperset(leaf.server.unfit)
+            self.unshareable.update(leaf.server.unfit)
         elif leaf.server.gone:
             self._losses += not leaf.server.has_been_ready
         else:
             return
-        del self._leaves[with_torch]
+        del self.leaves[with_torch]
         self._retired = [each for each in [*self._retired, leaf.server] if not each.gone]
 
     def _differing(self, request: LaunchRequest) -> tuple[str, ...]:
@@ -244,11 +246,11 @@ class ForkServers:
             if leaf is not None:
                 return not leaf.is_on_its_way
             patience = time.monotonic() - FIRST_SECONDS
-            return sum(began > patience for began in code.importing.values()) < self._cores
+            return sum(began > patience for began in code.importing.values()) < self.cores
 
     def fork(self, request: LaunchRequest, document: Mapping[str, Any]) -> int | None:
         """Pid of the new replica; None when no process can give one, and the replica has to start cold."""
-        if any(server.gone and (server is self._chain[0] or server.has_been_ready) for server in self._chain):
+        if any(server.gone and (server is self.chain[0] or server.has_been_ready) for server in self.chain):
             logger.warning("fork server gone: starting another one")
             self.kill()
             self._take_over(start_fork_server(self._stages, self._environ))
@@ -258,7 +260,7 @@ class ForkServers:
         with self._lock:
             code = self._code_of(request)
             leaf = self._leaf_for(code, request)
-            self._asked[request.replica_id] = code
+            self.asked[request.replica_id] = code
             if leaf is None:
                 code.importing[request.replica_id] = time.monotonic()
             code.has_begun = True
@@ -268,7 +270,7 @@ class ForkServers:
             if pid is None and leaf.ready:
                 code.refused.add(differing)
         # Again where a process finds its code to be out of date and loads it anew.
-        for _ in range(len(self._chain) + 1):
+        for _ in range(len(self.chain) + 1):
             if pid is not None:
                 return pid
             fixed = _fullest(self._fixed(code))
@@ -279,21 +281,21 @@ class ForkServers:
                 break
         if pid is None:
             with self._lock:
-                self._asked.pop(request.replica_id, None)
+                self.asked.pop(request.replica_id, None)
                 code.importing.pop(request.replica_id, None)
         return pid
 
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
-        for server in (*self._chain[1:], *(leaf.server for leaf in self._leaves.values())):
+        for server in (*self.chain[1:], *(leaf.server for leaf in self.leaves.values())):
             server.kill()
             # One that has not said which process it is ends when it has imported everything.
             server.hang_up()
-        self._leaves.clear()
+        self.leaves.clear()
 
     def close(self) -> None:
-        servers = (*self._chain, *(leaf.server for leaf in self._leaves.values()), *self._retired)
+        servers = (*self.chain, *(leaf.server for leaf in self.leaves.values()), *self._retired)
         for server in servers:
             server.hang_up()
         try:
