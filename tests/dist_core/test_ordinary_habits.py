@@ -39,7 +39,7 @@ from tests.support.shared_habits import (
 )
 
 USUAL = [(1, 1), (2, 3), (RESCALED, 2)]
-SLOW = [(2, 1), (3, 3), (RESCALED, 1)]
+SLOW = [(3, 3), (RESCALED, 1)]
 """Replicas, and passes a step."""
 
 

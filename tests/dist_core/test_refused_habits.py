@@ -395,15 +395,17 @@ def test_a_habit_that_cannot_be_divided_is_refused_by_name(breaks: Habit, match:
 
 
 @pytest.mark.parametrize(
-    ("fails", "passes", "match"),
+    ("fails", "replicas", "passes", "match"),
     [
-        (with_norms_of_gradients, 2, "this step takes several passes.*Gradients are None until the last pass"),
-        (with_rows_carried_on, 1, "this replica's part of the batch has [0-9]+ samples, and that .* before had"),
+        (with_norms_of_gradients, PAIR, 2, "this step takes several passes.*Gradients are None until the last pass"),
+        (with_rows_carried_on, GROWN, 1, "this replica's part of the batch has [0-9]+ samples, and that .* before had"),
     ],
 )
-def test_an_error_of_the_loop_tells_what_of_its_batch_is_the_trials(fails: Habit, passes: int, match: str) -> None:
+def test_an_error_of_the_loop_tells_what_of_its_batch_is_the_trials(
+    fails: Habit, replicas: int, passes: int, match: str
+) -> None:
     with pytest.raises(AssertionError, match=match):
-        as_trial(fails, GROWN, passes)
+        as_trial(fails, replicas, passes)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

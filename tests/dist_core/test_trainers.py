@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dist_core
-from tests.support.habits import EARLIER, GROWN, PAIR, Kit, as_trial, in_plain_pytorch, weights_of, with_a_loss
+from tests.support.habits import EARLIER, PAIR, RESCALED, Kit, as_trial, in_plain_pytorch, weights_of, with_a_loss
 from tests.support.hugging_face import Tokens, classifier
 
 
@@ -198,7 +198,7 @@ def their_warnings() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("replicas", [1, PAIR, GROWN])
+@pytest.mark.parametrize("replicas", [1, PAIR, RESCALED])
 @TRAINERS
 def test_a_trainer_driven_by_hand_ends_as_on_one_process(trains: Any, replicas: int) -> None:
     expected = in_plain_pytorch(trains)
@@ -208,11 +208,10 @@ def test_a_trainer_driven_by_hand_ends_as_on_one_process(trains: Any, replicas: 
     assert dist_core.current_epoch() is None
 
 
-@pytest.mark.parametrize("place", ["in a step", EARLIER])
 @TRAINERS
-def test_a_trainer_that_counts_its_steps_makes_all_of_them_after_a_loss(trains: Any, place: str) -> None:
+def test_a_trainer_that_counts_its_steps_makes_all_of_them_after_a_loss(trains: Any) -> None:
     """It counts the step that a replica was lost in, which did not count."""
     expected = in_plain_pytorch(trains)
-    survivors = with_a_loss(trains, place)
+    survivors = with_a_loss(trains, EARLIER)
     for weights in (survivors[0], survivors[2]):
         assert weights == pytest.approx(expected, abs=1e-4)

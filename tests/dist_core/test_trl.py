@@ -11,7 +11,7 @@ import torch
 
 from dist_core.errors import InvalidTraining
 from dist_core.trial.current import get_core
-from tests.support.habits import GROWN, RESCALED, Kit, as_trial, in_plain_pytorch
+from tests.support.habits import RESCALED, Kit, as_trial, in_plain_pytorch
 from tests.support.hugging_face import told
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
@@ -142,7 +142,7 @@ def preferences(kit: Kit) -> list[float]:
         return trained_and_told(trainer)
 
 
-@pytest.mark.parametrize("replicas", [1, GROWN, RESCALED])
+@pytest.mark.parametrize("replicas", [1, RESCALED])
 @pytest.mark.parametrize("habit", [supervised, preferences])
 def test_an_elastic_trainer_of_trl_ends_as_its_own(habit: Any, replicas: int) -> None:
     expected = in_plain_pytorch(habit)

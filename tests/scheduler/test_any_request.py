@@ -19,7 +19,7 @@ from tests.support.site import TOKENS, Site
 Case = schemathesis.Case[Any]
 TREASURE = "what only the owner and study 'other' may see"
 LONGEST_ANSWER_SECONDS = 60.0
-EXAMPLES = 20
+EXAMPLES = 10
 """Of each operation; every one is sent with each kind of token."""
 
 
@@ -116,5 +116,5 @@ def test_any_request_is_answered_with_what_its_token_opens(site: Site) -> None:
         every_kind()
     requests = len(callers(site)) * sent.total()
     print(f"{requests} requests to {len(sent)} operations")
-    assert len(sent) > 50 and requests > 4_000
+    assert len(sent) > 50 and requests > 2_000
     assert {"POST /replica/call", "GET /replica/watch", "POST /studies/{name}/news"} <= sent.keys()

@@ -18,22 +18,11 @@ from trials.record import ReplicaRecord, ReplicaState, Study
 from trials.terms import StudyTerms
 
 
-@pytest.mark.parametrize("path", ["/trials", "/overview", "/timeline"])
-def test_without_the_owners_token_nothing_is_told(site: Site, path: str) -> None:
-    assert site.http.get(path).status_code == 401
-    assert site.call("GET", path, token="wrong").status_code == 401
-    assert site.call("GET", path, token=TOKENS.for_replica(site.with_replica())).status_code == 401
-    assert site.call("GET", path).status_code == 200
-
-
-def test_a_replica_token_opens_its_own_trial_only(site: Site) -> None:
-    name = site.with_replica()
-    other = site.submit(1)["trial_id"]
-    assert site.replica("GET", "/trial", name=name).status_code == 200
-    headers = {"X-Elastune-Replica": name}
-    refused = site.call("GET", "/replica/trial", token=TOKENS.for_replica(f"{other}-abc"), headers=headers)
-    assert refused.status_code == 403
-    assert site.replica("GET", "/trial", name=f"{other}-unknown").status_code == 410
+def test_without_the_owners_token_nothing_is_told(site: Site) -> None:
+    assert site.http.get("/trials").status_code == 401
+    assert site.call("GET", "/trials", token="wrong").status_code == 401
+    assert site.call("GET", "/trials", token=TOKENS.for_replica(site.with_replica())).status_code == 401
+    assert site.call("GET", "/trials").status_code == 200
 
 
 def test_a_submission_is_checked_and_repeatable(site: Site) -> None:

@@ -102,14 +102,6 @@ def test_a_newer_scheduler_may_tell_more() -> None:
     assert row_of(Trial, {**told, "value": [0.5, 1.0]}).score == 0.5
 
 
-def test_nobody_who_answers_is_one_sentence_either_way() -> None:
-    for quick in (True, False):
-        connection = SchedulerClient("http://127.0.0.1:9", "token", quick=quick)
-        with pytest.raises(SchedulerUnreachable, match=r"no scheduler answers at http://127.0.0.1:9"):
-            connection.check()
-        connection.close()
-
-
 # ---------------------------------------------------------------------- names
 
 

@@ -441,7 +441,7 @@ def test_what_is_set_aside_makes_no_node_smaller() -> None:
 
 def test_simulated_jobs_end_sooner_where_layouts_are_chosen() -> None:
     """Models for one, two and four slots; the same jobs, each held as a careful user would fix it."""
-    jobs = mixed_sizes(20, seed=1)
+    jobs = mixed_sizes(14, seed=1)
     settings = SimulationSettings(nodes=4, slots_per_node=4)
     policy = policy_by_name("goodput")
     chosen = World(jobs, policy, settings).run()
@@ -462,7 +462,7 @@ def test_simulated_jobs_end_sooner_where_layouts_are_chosen() -> None:
 
 def test_a_simulated_job_without_room_is_started_with_another_layout() -> None:
     [job] = [each for each in mixed_sizes(8, seed=0) if each.name == "model-1.2b-0"]
-    for timing, every in ((None, 60.0), (LIVE, 1.0)):
+    for timing, every in ((None, 60.0), (LIVE, 15.0)):
         settings = SimulationSettings(nodes=1, slots_per_node=4, timing=timing, decide_every_seconds=every)
         result = World([replace(job, at=0.0)], policy_by_name("goodput"), settings).run()
         whys = [each.why for each in result.histories[job.name]]

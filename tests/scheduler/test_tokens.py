@@ -135,9 +135,11 @@ def test_a_replica_opens_nothing_with_another_replicas_token(site: Site) -> None
     name = site.with_replica(3)
     twin = f"{name.rpartition('-')[0]}-twin"
     headers = {"X-Elastune-Replica": name}
-    for token in (TOKENS.for_replica(twin), TOKENS.owner, READ, TOKENS.for_study("s")):
+    of_another_trial = TOKENS.for_replica(f"{site.submit(1)['trial_id']}-abc")
+    for token in (TOKENS.for_replica(twin), of_another_trial, TOKENS.owner, READ, TOKENS.for_study("s")):
         assert site.call("GET", "/replica/trial", token=token, headers=headers).status_code == 403
     assert site.replica("GET", "/trial", name=name).status_code == 200
+    assert site.replica("GET", "/trial", name=twin).status_code == 410
 
 
 def test_a_replaced_token_is_refused_at_once() -> None:

@@ -118,16 +118,6 @@ class Rig:
             self.policy.layouts[trial_id] = layout
         self.loop.wake()
 
-    def respecify(self, trial_id: str, *, slots_per_replica: int, **environ: str) -> None:
-        """Another shape for the trial's next start."""
-
-        def change() -> None:
-            record = self.trial(trial_id)
-            spec = replace(record.spec, slots_per_replica=slots_per_replica, environ={**record.spec.environ, **environ})
-            self.store.save_trial(replace(record, spec=spec))
-
-        self._served.between_rounds(change)
-
     def trial(self, trial_id: str) -> TrialRecord:
         return self.store.trial(trial_id)
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,6 @@ class ServedLoop:
         listener.bind(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         tokens = Tokens(OWNERS_TOKEN)
-        self._after_round: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.loop = ControlLoop(
             store,
             launcher,
@@ -61,7 +59,6 @@ class ServedLoop:
             ),
         )
         self.tokens = tokens
-        self.loop.after_look.append(self._end_round)
         site = Site(launcher)
         site.roster = roster
         self._service = Service(store, self.loop, tokens, site)
@@ -69,18 +66,6 @@ class ServedLoop:
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]}, daemon=True)
         self._listener = listener
         self._thread.start()
-
-    def _end_round(self) -> None:
-        while not self._after_round.empty():
-            self._after_round.get()()
-
-    def between_rounds(self, change: Callable[[], None]) -> None:
-        """Have the loop call this when it holds no record that it has yet to write; returns when it has."""
-        done = threading.Event()
-        self._after_round.put(change)
-        self._after_round.put(done.set)
-        self.loop.wake()
-        assert done.wait(60.0), "the loop did not come round"
 
     def wait_until_it_answers(self) -> None:
         deadline = time.monotonic() + 30.0

@@ -21,6 +21,8 @@ from trials.store import SqlBacking
 from trials.store.base import SlotInterval
 from tuner_bridge.optuna.population import MEMBER, PARENT
 
+EPOCHS = 8
+"""Of each trial."""
 SCRIPT = """
 import os, sys, optuna
 from tests.support.objectives import trains
@@ -72,7 +74,7 @@ def exploits_of(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
 
 
 class Sweep:
-    def __init__(self, folder: Path, state: Path | None = None, trials: int = 6, script: str = SCRIPT) -> None:
+    def __init__(self, folder: Path, state: Path | None = None, trials: int = 4, script: str = SCRIPT) -> None:
         self.folder = folder
         self.trials = trials
         self.state = state or folder / "state"
@@ -83,7 +85,7 @@ class Sweep:
         environ = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
-            "EPOCHS": "14",
+            "EPOCHS": str(EPOCHS),
             "TRIALS": str(self.trials),
             "OMP_NUM_THREADS": "1",
         }
@@ -151,7 +153,7 @@ def assert_whole(sweep: Sweep, before: dict[int, Any]) -> None:
         assert after[number] == result
     for trial in sweep.study().trials:
         assert trial.state is optuna.trial.TrialState.COMPLETE
-        assert sorted(trial.intermediate_values) == list(range(14))
+        assert sorted(trial.intermediate_values) == list(range(EPOCHS))
     sweep.until(lambda: not sweep.left_over(), 60.0)
     assert_no_slot_was_used_twice(sweep.state)
 

@@ -346,7 +346,7 @@ class World:
 def test_whatever_is_wanted_the_trial_gets_there(seed: int, wishes: list[dict[str, int]], deaths: bool) -> None:
     world = World(seed, deaths, {"n": 3, "m": 3})
     for wanted in wishes:
-        world.blocked = 0
+        world.blocked = rounds_at_rest = 0
         for step in range(300):
             world.deaths = deaths and step < 100
             actions = plan_by_node(
@@ -356,6 +356,10 @@ def test_whatever_is_wanted_the_trial_gets_there(seed: int, wishes: list[dict[st
                 world.act(action)
             world.happen()
             assert all(world.free(node) >= 0 for node in world.room)
+            at_rest = not actions and all(row.state is ReplicaState.ACTIVE for row in world.replicas.values())
+            rounds_at_rest = rounds_at_rest + 1 if at_rest and not world.deaths else 0
+            if rounds_at_rest == 20:
+                break
         active = [row for row in world.replicas.values() if row.state is ReplicaState.ACTIVE]
         assert len(active) == len(world.replicas)
         assert {node: sum(row.node == node for row in active) for node in wanted} == wanted

@@ -147,7 +147,7 @@ def test_a_copy_of_a_study_runs_its_own_trials(
     def sweep(storage: str, whose: str) -> optuna.Study:
         study = optuna.create_study(study_name=f"copied-{how}", storage=storage, load_if_exists=True)
         study.set_user_attr("whose", whose)
-        optimize(study, says_whose, n_trials=2)
+        optimize(study, says_whose, n_trials=1)
         return study
 
     sweep(first, "the original's")
@@ -161,11 +161,11 @@ def test_a_copy_of_a_study_runs_its_own_trials(
         second = first
     with caplog.at_level(logging.WARNING):
         study = sweep(second, "the copy's")
-    assert [trial.value for trial in study.trials] == [0.0, 0.0, 1.0, 1.0]
+    assert [trial.value for trial in study.trials] == [0.0, 1.0]
     assert all("x" in trial.params for trial in study.trials)
     assert "is a copy" in caplog.text
     caplog.clear()
-    assert len(sweep(second, "the copy's").trials) == 6
+    assert len(sweep(second, "the copy's").trials) == 3
     assert "is a copy" not in caplog.text, "it has been a study of its own since"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import optuna
@@ -20,11 +19,12 @@ def new_study() -> optuna.Study:
     )
 
 
+@pytest.mark.usefixtures("scheduler")
 @pytest.mark.parametrize("objective", [boosting.with_scikit_learn, boosting.with_xgboost, boosting.with_lightgbm])
-def test_an_objective_over_boosting_runs_as_it_is(tmp_path: Path, objective: Any) -> None:
+def test_an_objective_over_boosting_runs_as_it_is(objective: Any) -> None:
     plain, elastic = new_study(), new_study()
     plain.optimize(objective, n_trials=6)
-    optimize(elastic, objective, n_trials=6, slots=2, state_dir=tmp_path)
+    optimize(elastic, objective, n_trials=6)
     assert any(trial.state == optuna.trial.TrialState.PRUNED for trial in plain.trials)
     for found, expected in zip(elastic.trials, plain.trials, strict=True):
         assert (found.state, found.params) == (expected.state, expected.params)

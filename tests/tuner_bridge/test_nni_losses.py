@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.nni_experiment import NniExperiment
 from tests.support.nni_scripts import x_of
+from tests.support.tracked import of_mlflow, of_tensorboard
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -52,8 +53,16 @@ nni.report_final_result({"default": x + 1, "other": None})
 """
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_a_stopped_experiment_resumes_with_the_same_trials(experiment: Callable[..., NniExperiment]) -> None:
+    """And each of its trials is one run where it is tracked, as an Optuna study's are."""
     made = experiment(TRAINS, {"maxReplicas": 1}, maxTrialNumber=3)
+    made.config["experimentName"] = "tracked"
+    made.config["trainingService"]["trackers"] = [
+        {"name": "MLflow", "classArgs": {"tracking_uri": f"sqlite:///{made.folder}/mlflow.db"}},
+        # Beside the configuration, as NNI takes paths.
+        {"name": "TensorBoard", "classArgs": {"folder": "tensorboard"}},
+    ]
     _train_until_both_have_reported(made, 3)
     before = {trial["trialJobId"]: made.results(trial["trialJobId"]) for trial in made.trials()}
     made.nnictl("stop", made.id)
@@ -69,6 +78,18 @@ def test_a_stopped_experiment_resumes_with_the_same_trials(experiment: Callable[
         assert [value["epoch"] for kind, _, value in results if kind == "PERIODICAL"] == list(range(14))
         earlier = before.get(trial["trialJobId"], [])
         assert results[: len(earlier)] == earlier
+    trials = made.trials()
+    told = [made.results(trial["trialJobId"]) for trial in trials]
+    made.nnictl("stop", made.id)
+    for read in (of_mlflow, of_tensorboard):
+        for trial, results, run in zip(trials, told, read(made.folder), strict=True):
+            assert run.state == "complete"
+            assert float(run.parameters["x"]) == pytest.approx(x_of(trial), rel=1e-5)
+            losses = {number: value["default"] for kind, number, value in results if kind == "PERIODICAL"}
+            assert [step for step, _ in run.series["objective"]] == list(range(14))
+            assert dict(run.series["objective"]) == pytest.approx(losses, rel=1e-5)
+            assert run.series["value"][0][1] == pytest.approx(results[-1][2], rel=1e-5)
+            assert "its first replicas are training" in run.history or "trains" in run.history
 
 
 def _train_until_both_have_reported(made: NniExperiment, count: int) -> None:
@@ -79,6 +100,8 @@ def _train_until_both_have_reported(made: NniExperiment, count: int) -> None:
     made.create()
     made.until(lambda: _reported(made, count), "both trials to have trained")
     held_by.unlink()
+    # Of replicas that begin from now on.
+    made.environ["STEP_SECONDS"] = "0.005"
 
 
 def _reported(made: NniExperiment, count: int) -> bool:
@@ -121,19 +144,19 @@ def test_a_killed_driver_and_a_lost_replica_cost_no_trial(experiment: Callable[.
 
 def test_a_trial_grows_when_another_ends_and_reports_once(experiment: Callable[..., NniExperiment]) -> None:
     made = experiment(TRAINS, {"minReplicas": 1, "maxReplicas": 2}, maxTrialNumber=1, trialConcurrency=1)
-    made.environ |= {"STEP_SECONDS": "0.1", "EPOCHS": "30"}
+    made.environ |= {"STEP_SECONDS": "0.1", "EPOCHS": "14"}
     made.create()
     made.until_done(200.0)
     [trial] = made.trials()
     results = made.results(trial["trialJobId"])
-    assert [value["epoch"] for kind, _, value in results if kind == "PERIODICAL"] == list(range(30))
+    assert [value["epoch"] for kind, _, value in results if kind == "PERIODICAL"] == list(range(14))
     sizes = {note.split(":")[0] for path in made.notes.iterdir() for note in path.read_text().split()}
     assert "2" in sizes
 
 
 def test_results_go_on_when_the_only_reporting_rank_is_lost(experiment: Callable[..., NniExperiment]) -> None:
     made = experiment(TRAINS, {"minReplicas": 2, "maxReplicas": 2}, maxTrialNumber=1, trialConcurrency=1)
-    made.environ |= {"STEP_SECONDS": "0.1", "EPOCHS": "16", "RANK_0_ONLY": "1"}
+    made.environ |= {"STEP_SECONDS": "0.1", "EPOCHS": "10", "RANK_0_ONLY": "1"}
     made.create()
 
     def reporter() -> list[int]:
@@ -146,8 +169,8 @@ def test_results_go_on_when_the_only_reporting_rank_is_lost(experiment: Callable
     [trial] = made.trials()
     assert trial["status"] == "SUCCEEDED"
     results = made.results(trial["trialJobId"])
-    assert [sequence for kind, sequence, _ in results if kind == "PERIODICAL"] == list(range(16))
-    assert [value["epoch"] for kind, _, value in results if kind == "PERIODICAL"] == list(range(16))
+    assert [sequence for kind, sequence, _ in results if kind == "PERIODICAL"] == list(range(10))
+    assert [value["epoch"] for kind, _, value in results if kind == "PERIODICAL"] == list(range(10))
 
 
 def test_in_the_foreground_an_interrupt_ends_everything(experiment: Callable[..., NniExperiment]) -> None:

@@ -537,11 +537,12 @@ def test_a_population_whose_driver_is_killed_and_interrupted_goes_on_and_trains_
 
 
 @pytest.mark.slow
-def test_a_finished_trial_trains_on_from_its_end(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("scheduler")
+def test_a_finished_trial_trains_on_from_its_end() -> None:
     study = optuna.create_study()
     study.enqueue_trial({"lr": 0.01, "epochs": 3})
     study.enqueue_trial({"lr": 0.05, "epochs": 3})
-    sweep: dict[str, Any] = {"slots": 2, "max_replicas": 1, "state_dir": tmp_path, "keep_states": True}
+    sweep: dict[str, Any] = {"max_replicas": 1, "keep_states": True}
     optimize(study, descends, n_trials=2, **sweep)
     best = study.best_trial
     assert enqueue_from(study, top=1, params={"epochs": 6}) == [best.number]

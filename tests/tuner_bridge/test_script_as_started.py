@@ -72,13 +72,6 @@ def prepare():
     assert "'file': 'caf\\udce9.csv'" in value_of(done)
 
 
-def test_what_cannot_travel_is_refused_with_its_name(tmp_path: Path) -> None:
-    done = run(tmp_path, "def objective(trial):\n    return len(DATA.rows)\n", "    DATA = open(os.devnull, 'w')")
-    assert done.returncode == 1
-    assert "the objective reads DATA, a _io.TextIOWrapper, which cannot be sent to replicas" in done.stderr
-    assert "Create it in the objective" in done.stderr
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("library", ["click", "hydra"])
 def test_a_command_line_library_around_the_sweep(tmp_path: Path, library: str) -> None:

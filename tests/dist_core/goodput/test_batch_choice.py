@@ -36,14 +36,6 @@ def brute_force(
     return best
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("accumulation", [False, True])
-def test_choice_is_near_the_exact_integer_optimum(replicas: int, accumulation: bool) -> None:
-    bounds = BatchBounds(init_batch=64, max_batch=2048, min_atomic=8, max_atomic=256, accumulation=accumulation)
-    choice = choose_batch(PARAMS, NOISY, bounds, 1, replicas)
-    assert choice.goodput >= 0.995 * brute_force(bounds, replicas)
-
-
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(
     alpha=st.floats(1e-4, 0.2),

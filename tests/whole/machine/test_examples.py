@@ -14,10 +14,10 @@ from tests.support.project import ROOT
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [["--how", "stages"], ["--how", "sharded"], []])
-def test_a_small_gpt_is_tuned_over_two_slots_a_trial(tmp_path: Path, how: list[str]) -> None:
+@pytest.mark.parametrize(("trials", "how"), [(1, ["--how", "stages"]), (1, ["--how", "sharded"]), (2, [])])
+def test_a_small_gpt_is_tuned_over_two_slots_a_trial(tmp_path: Path, trials: int, how: list[str]) -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "gpt.py"), "--trials", "2", *how],
+        [sys.executable, str(ROOT / "examples" / "gpt.py"), "--trials", str(trials), *how],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1", "GPT_EPOCHS": "1", "GPT_SAMPLES": "256", "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -43,7 +43,7 @@ def test_a_small_gpt_is_tuned_over_two_slots_a_trial(tmp_path: Path, how: list[s
 def test_an_example_tunes_what_it_says(tmp_path: Path, name: str, value: str, at_least: float, at_most: float) -> None:
     """What has learnt nothing has a loss of log(64), or 4.16, of log(10), or 2.3; most of the table are of one kind."""
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / f"{name}.py"), "--trials", "2"],
+        [sys.executable, str(ROOT / "examples" / f"{name}.py"), "--trials", "1"],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
         capture_output=True,

@@ -131,17 +131,17 @@ def test_two_sweeps_share_one_scheduler(tmp_path: Path, monkeypatch: pytest.Monk
         sweeps = []
         for name in ("one", "two"):
             (tmp_path / name).mkdir()
-            sweeps.append(Sweep(tmp_path / name))
+            sweeps.append(Sweep(tmp_path / name, trials=3))
             (tmp_path / name / "tune.py").write_text(SCRIPT.replace("slots=3", "slots=None"))
             sweeps[-1].start()
         for sweep in sweeps:
             assert sweep.process is not None
             assert sweep.process.wait(timeout=150) == 0, sweep.output()
-            assert sorted(sweep.finished()) == list(range(6))
+            assert sorted(sweep.finished()) == list(range(3))
         listed = subprocess.run(
             [sys.executable, "-m", "scheduler.cli", "ls"], env={**environ}, capture_output=True, text=True, check=True
         ).stdout
-        assert listed.count("succeeded") == 12
+        assert listed.count("succeeded") == 6
         store = SqlBacking(f"sqlite:///{home / 'trials.db'}")
         slots = map(SlotInterval.of, store.replicas(live_only=False))
         intervals = [row for row in slots if row.ended is not None]
