@@ -26,7 +26,8 @@ from benchmarks.frame import Measurement
 from dist_core.goodput import optim_seconds
 from dist_core.goodput.speed_profiles import speed_profile
 from scheduler.client.connection import of_folder
-from tests.support.slurm import Up, allocation, slurm, tidy, until, up
+from tests.support.slurm import Up, allocation, slurm, tidy, up
+from tests.support.waiting import until
 from tuner_bridge import optimize
 
 LAUNCHES = 25

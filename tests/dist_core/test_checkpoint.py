@@ -35,8 +35,8 @@ from dist_core.state.parts import newest_in_parts
 from dist_core.state.states import FunctionState, StateRegistry
 from dist_core.state.trial_checkpoints import TrialCheckpoints, checkpoint_interval, mean_time_to_failure
 from tests.support.checkpoints import written_by
-from tests.support.director import until
 from tests.support.project import ROOT
+from tests.support.waiting import until
 
 STATE = {"model": {"w": torch.arange(4.0), "n": 3}, "list": [1, (2.5, None)], "text": "x"}
 
@@ -303,10 +303,7 @@ def test_a_plain_script_saves_when_it_is_told_to_end_and_goes_on_when_started_ag
     environ |= {"ELASTUNE_CHECKPOINT_DIR": str(tmp_path / "checkpoints")}
     trace = tmp_path / "alone.jsonl"
     process = start({**environ, "STEP_SECONDS": "0.02"})
-    deadline = time.monotonic() + 60
-    while not trace.exists() or trace.read_text().count("\n") < 25:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: trace.exists() and trace.read_text().count("\n") >= 25, 60.0)
     os.kill(process.pid, number)
     process.join(30)
     assert process.exitcode == 143

@@ -15,7 +15,7 @@ from dist_core.generations.decision import PublishedGeneration
 from dist_core.generations.membership import Membership, Prepared
 from dist_core.generations.process_groups import ReplicaGroup, lone_group
 from tests.support.channel import REPLICA, channel_to
-from tests.support.director import until
+from tests.support.waiting import until
 
 
 def membership(answer: Callable[[httpx2.Request], httpx2.Response] | None = None) -> Membership:
@@ -108,7 +108,7 @@ def test_an_offer_that_another_came_instead_of_is_broken_off_for_who_may_wait_in
     mine = membership()
     for number in (2, 3, 4):
         mine.handle(generation(number, "t-c", "t-d", member=True))
-        until(lambda number=number: (mine.pending() or no_offer).generation.number == number)
+        until(lambda number=number: (mine.pending() or no_offer).generation.number == number)  # type: ignore[misc]
     mine.break_off_superseded()
     assert broken == groups[:2]
     mine.break_off_superseded()

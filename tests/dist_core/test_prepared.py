@@ -24,8 +24,8 @@ from dist_core.errors import InvalidTraining
 from dist_core.preparation.claims import STALE_SECONDS, Claims
 from dist_core.preparation.prepare import Part, address_of
 from dist_core.preparation.shards import PreparedData, write_shard
-from tests.support.director import until
 from tests.support.prepared_code import PARTS, ROWS, numbers, squares
+from tests.support.waiting import until
 
 
 def rows(count: int = 9) -> Iterator[dict[str, Any]]:

@@ -17,9 +17,9 @@ import httpx2
 import pytest
 
 from scheduler.policy import policy_by_name
-from tests.support.director import until
 from tests.support.project import ROOT
 from tests.support.served import OWNERS_TOKEN, ServedLoop
+from tests.support.waiting import until
 from trials.agents.launcher import AgentLauncher
 from trials.agents.line import AgentLine, Refused
 from trials.agents.node_files import NodeFiles
@@ -150,10 +150,7 @@ def test_an_agent_of_its_own_process_runs_a_trial_and_ends_with_its_scheduler(
     process = subprocess.Popen([sys.executable, "-m", "trials.agents.start"], env=environ, cwd=ROOT)
     try:
         with closing(served.client()) as client:
-            deadline = time.monotonic() + 30.0
-            while not roster.agents():
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+            until(roster.agents, 30.0, "an agent has come")
             spec = {
                 "study": "s",
                 "number": 0,
@@ -163,15 +160,13 @@ def test_an_agent_of_its_own_process_runs_a_trial_and_ends_with_its_scheduler(
                 "python_path": [str(tmp_path)],
             }
             trial = client.request("POST", "/trials", spec)["trial_id"]
-            while True:
-                shown = client.request("GET", f"/trials/{trial}")
-                logs = [path.read_text() for path in (tmp_path / "logs").rglob("*.log")]
-                if logs and logs[0]:
-                    break
-                assert time.monotonic() < deadline, shown
-                time.sleep(0.02)
-            assert shown["replicas"][0]["node"] == "n7"
-        assert logs[0].split("\n")[0] == "on n7 False 127.0.0.1"
+            said = until(
+                lambda: "".join(path.read_text() for path in (tmp_path / "logs").rglob("*.log")),
+                30.0,
+                lambda: str(client.request("GET", f"/trials/{trial}")),
+            )
+            assert client.request("GET", f"/trials/{trial}")["replicas"][0]["node"] == "n7"
+        assert said.split("\n")[0] == "on n7 False 127.0.0.1"
         roster.dismiss("the test is over")
         assert process.wait(20.0) == 0
     finally:

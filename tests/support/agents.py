@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from tests.support.waiting import until
 from trials.agents.agent import Agent, agent_slots
 from trials.agents.line import AgentLine
 from trials.agents.node_files import NodeFiles
@@ -86,7 +87,4 @@ class AgentInThread:
 
 
 def until_there(roster: Roster, hosts: int = 1) -> None:
-    deadline = time.monotonic() + 10.0
-    while len(roster.agents()) < hosts:
-        assert time.monotonic() < deadline, "no agent came"
-        time.sleep(0.005)
+    until(lambda: len(roster.agents()) >= hosts, 10.0, "an agent has come")

@@ -6,7 +6,7 @@ from typing import Any
 
 from dist_core.state.checkpoint import CheckpointWriter, load_checkpoint
 from dist_core.state.parts import newest_in_parts
-from tests.support.director import until
+from tests.support.waiting import until
 
 
 def written_by(writer: CheckpointWriter) -> dict[str, Any]:

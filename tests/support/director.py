@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Collection, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -211,11 +210,3 @@ def directing(generations: Sequence[Sequence[int]]) -> Any:
         yield director
     finally:
         director.close()
-
-
-def until(condition: Any, *, seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError("what a test waited for did not come")
-        time.sleep(0.002)

@@ -31,8 +31,9 @@ from dist_core.goodput import BatchBounds
 from dist_core.trial.current import get_core
 from dist_core.trial.plain_replica import run_training
 from dist_core.trial.replica import Replica
-from tests.support.director import directing, environment_of, until
+from tests.support.director import directing, environment_of
 from tests.support.ranks import run_ranks
+from tests.support.waiting import until
 
 SAMPLES, BATCH = 96, 24
 GROW_AT, KILL_AT = 3, 7
@@ -222,7 +223,7 @@ def _ask_to_leave(core: Replica) -> None:
         assert core.channel is not None and core.membership is not None
         if core.position.steps == KILL_AT:
             core.channel.request("POST", "/leaving", {})
-            until(lambda: core.membership.pending() is not None)
+            until(core.membership.pending)
         finish_step(loader, global_batch)
 
     core.steps.finish = asking  # type: ignore[method-assign]  # this one replica's
@@ -283,8 +284,8 @@ def _follow_the_script(core: Replica, place: str) -> None:
         is_alone = generation.joined and generation.group.world_size == 1 and generation.number == 1
         if is_alone and core.position.steps >= GROW_AT and core.membership.pending() is None:
             core.channel.request("POST", "/epoch", {"epoch": core.position.epoch})
-            with contextlib.suppress(TimeoutError):
-                until(lambda: core.membership.pending() is not None)
+            with contextlib.suppress(AssertionError):
+                until(core.membership.pending, 30.0)
         finish_step(loader, global_batch)
 
     if not place:

@@ -7,11 +7,10 @@ changed its settings, ``python -m``, pytest, a notebook. Each trial adds 4 to 38
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from tests.support.scripts import run_python
 
 SHAPES = """
 import functools, json, optuna
@@ -115,16 +114,7 @@ def found_in_replicas(folder: Path, environ: Mapping[str, str]) -> dict[str, dic
         (folder / name).write_text(text)
     found = {}
     for way, words in WAYS.items():
-        done = subprocess.run(
-            [sys.executable, *words],
-            cwd=folder,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **environ},
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        assert done.returncode == 0, f"{way}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
+        done = run_python(folder, *words, environ=environ)
         line = next(line for line in done.stdout.splitlines() if line.startswith("{"))
         found[way] = json.loads(line)
     return found

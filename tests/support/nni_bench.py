@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.support.waiting import until
 from trials.spec import TrialSpec
 from tuner_bridge.driving.exchange import ToldParameters
 from tuner_bridge.errors import SweepInterrupted
@@ -92,10 +92,7 @@ class Bench:
         self.until(lambda: bool(self.said))
 
     def until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 5.0
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        until(condition, 5.0)
 
     def end(self, ended: Mapping[str, Any] | BaseException) -> None:
         self.driver.ended = ended

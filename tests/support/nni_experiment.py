@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +20,7 @@ import yaml
 
 from tests.support.ports import ReservedPort
 from tests.support.project import ROOT
+from tests.support.waiting import until
 
 Started = TypeVar("Started")
 
@@ -226,10 +226,7 @@ class NniExperiment:
         return [(each["type"], each["sequence"], json.loads(json.loads(each["data"]))) for each in found]
 
     def until(self, condition: Callable[[], bool], what: str, seconds: float = 90.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, f"waited {seconds} s for {what}\n{self.story()}"
-            time.sleep(0.1)
+        until(condition, seconds, lambda: f"{what}\n{self.story()}")
 
     def until_started(self) -> None:
         """Its tuner has made a trial; raises AssertionError when NNI has given up on the tuner."""

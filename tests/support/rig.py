@@ -16,6 +16,7 @@ from scheduler.snapshot import Grant, Snapshot
 from tests.support.project import ROOT
 from tests.support.served import ServedLoop
 from tests.support.unhurried import SLOWLY
+from tests.support.waiting import until
 from trials.launch import LocalLauncher
 from trials.record import Reason, ReplicaRecord, TrialRecord
 from trials.spec import TrialSpec
@@ -127,10 +128,7 @@ class Rig:
         return [by_id[name] for name in self.trial(trial_id).members if name in by_id]
 
     def until(self, condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, f"waited {seconds} s for {what}\n{self.story()}\n{self.logs()}"
-            time.sleep(0.01)
+        until(condition, seconds, lambda: f"{what}\n{self.story()}\n{self.logs()}")
 
     def until_size(self, trial_id: str, replicas: int) -> None:
         def reached() -> bool:

@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,6 +16,7 @@ import psutil
 from scheduler.client import Client
 from scheduler.client.connection import of_folder
 from tests.support.project import ROOT
+from tests.support.waiting import until
 
 Found = TypeVar("Found")
 TRAINS = """
@@ -45,16 +45,6 @@ def slurm(*words: str, environ: Mapping[str, str] | None = None) -> str:
     done = subprocess.run(words, capture_output=True, text=True, check=False, env={**os.environ, **(environ or {})})
     assert done.returncode == 0, f"{words}: {done.stderr}"
     return done.stdout.strip()
-
-
-def until(what: Callable[[], Found | None], seconds: float, words: str) -> Found:
-    deadline = time.monotonic() + seconds
-    while True:
-        found = what()
-        if found:
-            return found
-        assert time.monotonic() < deadline, words
-        time.sleep(0.1)
 
 
 def jobs(*, state: str = "") -> list[str]:

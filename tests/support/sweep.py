@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import optuna
 import psutil
 
 from tests.support.project import ROOT
+from tests.support.waiting import until
 from trials.store import SqlBacking
 from trials.store.base import SlotInterval
 from tuner_bridge.optuna.population import MEMBER, PARENT
@@ -125,10 +125,7 @@ class Sweep:
         return {trial.number: (trial.value, trial.params) for trial in trials if trial.state.is_finished()}
 
     def until(self, condition: Callable[[], bool], seconds: float = 90.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, self.output()
-            time.sleep(0.05)
+        until(condition, seconds, self.output)
 
     def left_over(self) -> list[psutil.Process]:
         """Processes of this sweep that still run: replicas by the store's rows, the scheduler by its file."""

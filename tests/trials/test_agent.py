@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.agents import AgentInThread, until_there
+from tests.support.waiting import until
 from tests.trials.test_launchers import SCRIPT, record_of, request_for, started, until_started, wait_for_exit
 from trials.agents.launcher import AgentLauncher
 from trials.agents.node_files import NodeFiles
@@ -52,10 +53,7 @@ def test_an_agent_without_shared_files_does_not_wait_for_ever_for_a_scheduler_th
     agent.agent._leave_seconds = 0.5
     until_there(roster)
     started(AgentLauncher(roster), tmp_path, "says")
-    deadline = time.monotonic() + 20.0
-    while not (tmp_path / "ready").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until((tmp_path / "ready").exists)
     agent.line.is_cut = True
     agent.end()
     assert not agent.thread.is_alive()

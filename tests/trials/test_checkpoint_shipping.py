@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.director import until
+from tests.support.waiting import until
 from trials.agents.archives import newest, packed, unpack
 from trials.agents.shipping import MOST_FAILURES, CheckpointShipping
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import until
 from tests.trials.test_launchers import request_for, started, wait_for_exit
 from trials.launch import LocalLauncher
 from trials.launch.fork.client import ForkServers
@@ -45,20 +45,14 @@ class Staged:
 
     def go_on(self) -> None:
         (self.folder / "go").touch()
-        self.until(lambda: not any(server.is_on_its_way for server in self.servers.chain))
-
-    def until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 20.0
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: not any(server.is_on_its_way for server in self.servers.chain))
 
 
 @pytest.fixture
 def staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Staged]:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     made = Staged(tmp_path)
-    made.until(lambda: made.servers.chain[0].ready)
+    until(lambda: made.servers.chain[0].ready)
     yield made
     (tmp_path / "go").touch()
     made.launcher.close()
@@ -78,9 +72,9 @@ def test_a_process_of_the_chain_that_is_lost_is_replaced(staged: Staged) -> None
     lost = staged.servers.chain[1].pid
     assert lost is not None
     os.kill(lost, signal.SIGKILL)
-    staged.until(lambda: staged.servers.chain[1].gone)
+    until(lambda: staged.servers.chain[1].gone)
     assert staged.has_in_memory() in (1, 3)
-    staged.until(lambda: not any(server.is_on_its_way for server in staged.servers.chain))
+    until(lambda: not any(server.is_on_its_way for server in staged.servers.chain))
     assert staged.has_in_memory() == 3
     assert staged.servers.chain[1].pid != lost
 
@@ -88,11 +82,11 @@ def test_a_process_of_the_chain_that_is_lost_is_replaced(staged: Staged) -> None
 def test_one_that_ends_while_it_imports_is_done_without(staged: Staged) -> None:
     (staged.folder / "slow.py").write_text("import os\nos._exit(3)\n")
     staged.servers.kill()
-    staged.until(lambda: staged.servers.chain[0].gone)
+    until(lambda: staged.servers.chain[0].gone)
     assert staged.has_in_memory() == 1
-    staged.until(lambda: staged.servers.chain[1].gone)
+    until(lambda: staged.servers.chain[1].gone)
     first = staged.servers.pid
-    staged.until(staged.may_start)
+    until(staged.may_start)
     assert staged.has_in_memory() == 1
     assert staged.servers.pid == first
 
@@ -103,4 +97,4 @@ def test_code_that_has_changed_is_loaded_again_by_the_whole_chain(staged: Staged
     (staged.folder / "quick.py").write_text("VALUE = 40 + 2\n")
     assert staged.has_in_memory() == 42
     assert staged.servers.trunk.ready, "the replica was forked, not started cold"
-    staged.until(lambda: all(server.ready for server in staged.servers.chain))
+    until(lambda: all(server.ready for server in staged.servers.chain))

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.director import until
+from tests.support.waiting import until
 from tests.trials.test_launchers import record_of, request_for, until_started, wait_for_exit
 from trials.inside.user_code import COMMAND_LINE
 from trials.launch import LaunchRequest, LocalLauncher

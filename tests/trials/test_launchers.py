@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from tests.support.agents import AgentInThread, until_there
+from tests.support.waiting import until
 from trials.agents.launcher import AgentLauncher
 from trials.agents.roster import Roster
 from trials.errors import LaunchFailed
@@ -75,12 +76,7 @@ def started(
 
 
 def until_started(launcher: Launcher, request: LaunchRequest, process: ReplicaProcess | None) -> ReplicaProcess:
-    deadline = time.monotonic() + 60.0
-    while process is None:
-        assert time.monotonic() < deadline, "it was not started"
-        time.sleep(0.01)
-        process = launcher.started(request.replica_id)
-    return process
+    return process or until(lambda: launcher.started(request.replica_id), 60.0, "it has been started")
 
 
 def record_of(request: LaunchRequest, process: ReplicaProcess) -> ReplicaRecord:
@@ -179,10 +175,7 @@ def test_a_process_that_computes_is_known_by_its_cpu_time(
     """The launcher itself says so, or its agent's last question for orders."""
     monkeypatch.setattr("trials.agents.line.WAIT_SECONDS", 0.2)
     busy, idle = launch("computes"), launch("sleeps")
-    deadline = time.monotonic() + 60.0
-    while (launcher.cpu_seconds(busy) or 0.0) < 1.0:
-        assert time.monotonic() < deadline, "nobody says that it computes"
-        time.sleep(0.05)
+    until(lambda: (launcher.cpu_seconds(busy) or 0.0) >= 1.0, 60.0, "somebody says that it computes")
     known = launcher.cpu_seconds(idle)
     assert known is not None
     assert known < 1.0

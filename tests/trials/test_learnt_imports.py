@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.director import until
+from tests.support.waiting import until
 from tests.trials.test_launchers import request_for, started, wait_for_exit
 from trials.launch import LocalLauncher
 from trials.launch.fork import client as fork_client

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.support.project import ROOT
+from tests.support.scripts import run_python
 
 LIBRARY = """
 import os
@@ -50,14 +47,6 @@ print("STATES", [trial.state.name for trial in library.tune_by_asking().trials])
 """
 
 
-def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("ELASTUNE_")}
-    environ |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return done
-
-
 def lines(text: str, word: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith(word)]
 
@@ -65,16 +54,16 @@ def lines(text: str, word: str) -> list[str]:
 def test_a_librarys_sweep_is_elastic_within_the_block_and_by_the_command(tmp_path: Path) -> None:
     (tmp_path / "library.py").write_text(LIBRARY)
     (tmp_path / "plain.py").write_text(SCRIPT)
-    plain = run(tmp_path, sys.executable, "plain.py").stdout
+    plain = run_python(tmp_path, "plain.py", clean=True).stdout
     assert lines(plain, "HERE") == ["HERE [True, True, True]"]
 
     body = SCRIPT.replace("\n", "\n    ")
     guarded = f"from tuner_bridge import elastune_studies\nwith elastune_studies(slots=1, max_replicas=1):{body}\n"
     (tmp_path / "block.py").write_text(guarded)
-    block = run(tmp_path, sys.executable, "block.py")
+    block = run_python(tmp_path, "block.py", clean=True)
     elastune = "import sys; from scheduler.cli import main; sys.exit(main())"
     asked = ["run", "--slots", "1", "--show-output", "--", "python", "plain.py"]
-    command = run(tmp_path, sys.executable, "-c", elastune, *asked)
+    command = run_python(tmp_path, "-c", elastune, *asked, clean=True)
     for done in (block, command):
         assert lines(done.stdout, "VALUES") == lines(plain, "VALUES")
         assert lines(done.stdout, "HERE") == ["HERE [False, False, False]"]
@@ -87,13 +76,6 @@ def test_a_librarys_sweep_is_elastic_within_the_block_and_by_the_command(tmp_pat
 def test_what_is_no_program_of_this_python_is_refused(tmp_path: Path) -> None:
     code = "import sys; from scheduler.cli import main; sys.exit(main())"
     for command in (["./train"], ["python", "-V"], ["bash", "-c", "python x.py"]):
-        done = subprocess.run(
-            [sys.executable, "-c", code, "run", "--", *command],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run_python(tmp_path, "-c", code, "run", "--", *command, succeeds=False)
         assert done.returncode != 0
         assert "it must be a program of this environment's Python" in done.stderr, done.stderr

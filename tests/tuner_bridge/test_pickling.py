@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.nine_shapes import EXPECTED, found_in_replicas
 from tests.support.project import ROOT
+from tests.support.scripts import run_python
 from tuner_bridge.driving.pickling import pickled
 from tuner_bridge.errors import InvalidSweep
 from tuner_bridge.optuna.objective_template import template_of
@@ -36,13 +34,7 @@ objective = receive_from(ShippedCode.from_json(json.loads((sent / "shipped.json"
 
 
 def run(folder: Path, *command: str) -> str:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("ELASTUNE_")}
-    environ |= {"PYTHONPATH": f"{ROOT}:{folder}", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *command], cwd=folder, env=environ, capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run_python(folder, *command, clean=True, environ={"PYTHONPATH": f"{ROOT}:{folder}"}).stdout
 
 
 def there_and_back(folder: Path, script: str, in_replica: str, *command: str) -> str:
@@ -272,14 +264,7 @@ send(objective)
     sizes = sorted(path.stat().st_size for path in (tmp_path / "sent").iterdir())
     assert sizes[-1] == 8_000_000
     assert sizes[-2] < 10_000
-    told = subprocess.run(
-        [sys.executable, "tune.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stderr
+    told = run_python(tmp_path, "tune.py").stderr
     assert "the objective carries 8 MiB of data, sent once to each node: the objective reads LARGE (8 MiB)" in told
     # Whoever reads next finds what was sent.
     assert run(tmp_path, "replica.py").splitlines()[0] == "1.0 999999.0 45 True"

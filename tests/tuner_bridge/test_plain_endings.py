@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 
 from scheduler.errors import SchedulerUnreachable
+from tests.support.scripts import run_python
+from tests.support.waiting import until
 from tuner_bridge.errors import InvalidSweep, TrialLost
 from tuner_bridge.plain_endings import INTERRUPTED, ending_of
 
@@ -40,16 +41,7 @@ def script(tmp_path: Path, options: str, *, sleep: float = 0.0) -> Path:
 
 
 def run(path: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("ELASTUNE_")}
-    return subprocess.run(
-        [sys.executable, path.name],
-        cwd=path.parent,
-        env={**clean, "OMP_NUM_THREADS": "1", **environ},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    return run_python(path.parent, path.name, succeeds=False, clean=True, environ=environ)
 
 
 @pytest.mark.parametrize(
@@ -88,10 +80,7 @@ def test_ctrl_c_ends_without_a_traceback_and_a_sweep_in_memory_leaves_no_folder(
         text=True,
         stdout=subprocess.PIPE,
     )
-    deadline = time.monotonic() + 60.0
-    while not list(tmp_path.glob(".elastune/*/logs/*/*.log")):
-        assert time.monotonic() < deadline, "no replica has started"
-        time.sleep(0.05)
+    until(lambda: list(tmp_path.glob(".elastune/*/logs/*/*.log")), 60.0, "a replica has started")
     running.send_signal(signal.SIGINT)
     _, said = running.communicate(timeout=90)
     assert "Traceback" not in said

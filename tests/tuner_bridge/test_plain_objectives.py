@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from dist_core.state.seeds import derived_seed
+from tests.support.scripts import run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,15 +70,7 @@ if __name__ == "__main__":
 def sweep(folder: Path, objective: str, **options: Any) -> list[dict[str, Any]]:
     """What each trial of a sweep was, whose script has not imported torch."""
     (folder / "script.py").write_text(FRAME)
-    done = subprocess.run(
-        [sys.executable, "script.py", objective, json.dumps(options)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=100.0,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python(folder, "script.py", objective, json.dumps(options))
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.project import ROOT
+from tests.support.scripts import run_python
 
 HEAD = "import os, sys, optuna, tuner_bridge\n"
 TAIL = """
@@ -30,9 +28,7 @@ def run(
 
 def run_text(folder: Path, text: str, *arguments: str | bytes) -> subprocess.CompletedProcess[str]:
     (folder / "tune.py").write_text(text)
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "tune.py", *arguments]
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=90, check=False)
+    return run_python(folder, "tune.py", *arguments, succeeds=False)
 
 
 def value_of(done: subprocess.CompletedProcess[str]) -> str:
@@ -112,22 +108,11 @@ if __name__ == "__main__":
 """
     (tmp_path / "tune.py").write_text(HEAD + scripts[library] + body)
     words = ["--width", "7"] if library == "click" else ["+width=7", "hydra.run.dir=.", "hydra/job_logging=none"]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "tune.py", *words], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
-    )
-    assert value_of(done) == "7.0"
+    assert value_of(run_python(tmp_path, "tune.py", *words)) == "7.0"
 
 
 def test_an_objective_that_was_typed_in_runs(tmp_path: Path) -> None:
     cell = "import optuna, tuner_bridge\ndef objective(trial):\n    return 1.5\nstudy = optuna.create_study()\n"
     cell += "tuner_bridge.optimize(study, objective, n_trials=1, slots=1)\nprint('VALUE', study.best_value)\n"
-    done = subprocess.run(
-        [sys.executable, "-c", f"exec(compile({json.dumps(cell)}, '<cell 1>', 'exec'))"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert value_of(done) == "1.5"
+    typed = f"exec(compile({json.dumps(cell)}, '<cell 1>', 'exec'))"
+    assert value_of(run_python(tmp_path, "-c", typed)) == "1.5"

@@ -25,6 +25,7 @@ import helm_python as helm
 
 from scheduler.client.connection import SchedulerClient
 from scheduler.errors import SchedulerUnreachable
+from tests.support import waiting
 from tests.support.ports import ReservedPort, until_it_answers
 from tests.support.project import ROOT
 from tuner_bridge.driving.sent_code import pack
@@ -64,13 +65,7 @@ def named(kind: str, name: str) -> dict[str, Any]:
 
 def until(what: Callable[[], Any], seconds: float, words: str) -> Any:
     """The first true value of ``what``; fails with ``words`` when there is none in time."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        value = what()
-        if value:
-            return value
-        time.sleep(0.2)
-    raise AssertionError(f"not within {seconds:.0f} s: {words}\n{state()}")
+    return waiting.until(what, seconds, lambda: f"{words}\n{state()}")
 
 
 def log_of(client: SchedulerClient, trial_id: str) -> str:

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.project import ROOT
+from tests.support.scripts import run_python
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("trials", "how"), [(1, ["--how", "stages"]), (1, ["--how", "sharded"]), (2, [])])
 def test_a_small_gpt_is_tuned_over_two_slots_a_trial(tmp_path: Path, trials: int, how: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "gpt.py"), "--trials", str(trials), *how],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GPT_EPOCHS": "1", "GPT_SAMPLES": "256", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
+    script = str(ROOT / "examples" / "gpt.py")
+    done = run_python(
+        tmp_path, script, "--trials", str(trials), *how, environ={"GPT_EPOCHS": "1", "GPT_SAMPLES": "256"}
     )
-    assert done.returncode == 0, done.stderr
     assert "best: " in done.stdout
     logs = "".join(path.read_text() for path in (tmp_path / "elastune-gpt" / "logs").rglob("*.log"))
     assert ("stage 0" in logs) == ("sharded" not in how)
@@ -42,15 +35,9 @@ def test_a_small_gpt_is_tuned_over_two_slots_a_trial(tmp_path: Path, trials: int
 )
 def test_an_example_tunes_what_it_says(tmp_path: Path, name: str, value: str, at_least: float, at_most: float) -> None:
     """What has learnt nothing has a loss of log(64), or 4.16, of log(10), or 2.3; most of the table are of one kind."""
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / f"{name}.py"), "--trials", "1"],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
+    done = run_python(
+        tmp_path, str(ROOT / "examples" / f"{name}.py"), "--trials", "1", environ={"TMPDIR": str(tmp_path)}
     )
-    assert done.returncode == 0, done.stderr
     found = re.search(rf"best: {value} ([0-9.]+)", done.stdout)
     assert found is not None, done.stdout
     assert at_least < float(found.group(1)) <= at_most

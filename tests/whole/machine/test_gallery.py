@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.project import ROOT
+from tests.support.scripts import run_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -27,14 +26,8 @@ def said(folder: Path, name: str, *arguments: str, launcher: tuple[str, ...] = (
 def run(
     folder: Path, name: str, *arguments: str, launcher: tuple[str, ...] = (), **environ: str
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*(launcher or (sys.executable,)), str(EXAMPLES / name), *arguments],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TMPDIR": str(folder), **environ},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    command = [*launcher, str(EXAMPLES / name), *arguments]
+    return run_python(folder, *command, succeeds=False, environ={"TMPDIR": str(folder), **environ})
 
 
 def best(text: str, name: str = "accuracy") -> float:
@@ -61,7 +54,7 @@ def test_images_are_made_once_and_told_apart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_script_of_adaptdls_trains(tmp_path: Path, processes: int) -> None:
-    torchrun = (str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node", "2")
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
     assert best(said(tmp_path, "adaptdl_port.py", launcher=torchrun if processes == 2 else ())) > 0.8
 
 
@@ -69,7 +62,7 @@ def test_a_script_alone_goes_on_where_it_was_killed_on_two_processes(tmp_path: P
     kept = {"ELASTUNE_CHECKPOINT_DIR": str(tmp_path / "checkpoints")}
     killed = run(tmp_path, "without_a_tuner.py", launcher=(), KILLED_BEHIND="12", **kept)
     assert killed.returncode < 0
-    torchrun = (str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node", "2")
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
     text = said(tmp_path, "without_a_tuner.py", launcher=torchrun, **kept)
     epochs = sorted({int(each) for each in re.findall(r"epoch (\d+)", text)})
     assert 0 < epochs[0] <= 11 and epochs == list(range(epochs[0], 20))

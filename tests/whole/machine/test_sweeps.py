@@ -18,6 +18,7 @@ import pytest
 from dist_core.generations.membership import LEASE_SECONDS
 from tests.support.project import ROOT
 from tests.support.sweep import SCRIPT, Sweep, assert_whole
+from tests.support.waiting import until
 from trials.store import SqlBacking
 from trials.store.base import SlotInterval
 
@@ -122,10 +123,7 @@ def test_two_sweeps_share_one_scheduler(tmp_path: Path, monkeypatch: pytest.Monk
     with open(tmp_path / "scheduler.out", "wb") as output:
         server = subprocess.Popen(command, env=environ, stdout=output, stderr=output, cwd=tmp_path)
     try:
-        deadline = time.monotonic() + 30.0
-        while not (home / "server.json").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until((home / "server.json").exists, 30.0)
         monkeypatch.setenv("ELASTUNE_HOME", str(home))
         monkeypatch.setenv("ELASTUNE_URL", json.loads((home / "server.json").read_text())["url"])
         sweeps = []

@@ -8,8 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import pytest
 from scheduler.api.client_side import FOLDER
 from scheduler.client import Client
 from tests.support.ports import ReservedPort
+from tests.support.waiting import until
 
 playwright = pytest.importorskip("playwright.sync_api")
 
@@ -85,16 +85,6 @@ class Scheduler:
             cwd=ROOT,
             env=environ,
         )
-
-
-def until(what: Callable[[], Any], why: str, seconds: float = 60.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while True:
-        found = what()
-        if found:
-            return found
-        assert time.monotonic() < deadline, why
-        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
@@ -334,14 +324,14 @@ def test_every_view_follows_a_sweep_that_runs_and_acts_on_it(seen: Seen, over: S
         seen.open("cluster")
         seen.has("connected")
         with over.client() as client:
-            running = until(lambda: client.trials(state="running"), "a trial to run")[0]
+            running = until(lambda: client.trials(state="running"), what="a trial to run")[0]
             seen.open(f"trial/{running.id}")
             seen.has(f"Trial gamma/{running.number}")
             seen.page.get_by_role("button", name="Pause").click()
-            until(lambda: client.trial(running.id).state == "paused", "it to pause")
+            until(lambda: client.trial(running.id).state == "paused", what="it to pause")
             seen.has("paused by request: on the page")
             seen.page.get_by_role("button", name="Resume").click()
-            until(lambda: client.trial(running.id).state in ("running", "starting"), "it to go on")
+            until(lambda: client.trial(running.id).state in ("running", "starting"), what="it to go on")
             seen.page.get_by_role("button", name="Clone…").click()
             seen.page.get_by_label("lr").fill("0.0123")
             seen.page.get_by_label("begin with its model and optimizer").check()
@@ -350,24 +340,26 @@ def test_every_view_follows_a_sweep_that_runs_and_acts_on_it(seen: Seen, over: S
             seen.has("queued; its sweep runs it next")
             victim = until(
                 lambda: [each for each in client.trials(state="running") if each.parameters.get("lr") == 0.0123],
+                120.0,
                 "the clone to run",
-                seconds=120.0,
             )[0]
             seen.open(f"trial/{victim.id}")
             seen.has(f"Trial gamma/{victim.number}")
             assert victim.parent == running.id
             tree = seen.page.get_by_role("img", name="A tree of 2 trials over time")
             began_with = f"began with the state of {running.id}"
-            until(lambda: any(began_with in each for each in tree.locator("title").all_text_contents()), "the tree")
+            until(
+                lambda: any(began_with in each for each in tree.locator("title").all_text_contents()), what="the tree"
+            )
             seen.page.once("dialog", lambda dialog: dialog.accept())
             seen.page.get_by_role("button", name="Stop").click()
-            until(lambda: client.trial(victim.id).is_over, "it to stop")
+            until(lambda: client.trial(victim.id).is_over, what="it to stop")
             seen.has("stopped on the page")
             seen.open("cluster")
             seen.page.get_by_role("button", name="Change gamma").click()
             seen.page.get_by_label("weight of gamma").fill("3")
             seen.page.get_by_role("button", name="Save").click()
-            until(lambda: client.study("gamma").weight == 3.0, "its weight to change")
+            until(lambda: client.study("gamma").weight == 3.0, what="its weight to change")
             seen.page.get_by_role("button", name="Change gamma").click()
             seen.page.get_by_label("weight of gamma").fill("-1")
             seen.page.get_by_role("button", name="Save").click()
@@ -381,7 +373,7 @@ def test_a_report_is_a_point_on_the_screen_soon(seen: Seen, over: Scheduler) -> 
     sweep = over.sweep("delta", trials=2, epochs=90)
     try:
         with over.client() as client:
-            running = until(lambda: client.trials(study="delta", state="running"), "a trial to run")[0]
+            running = until(lambda: client.trials(study="delta", state="running"), what="a trial to run")[0]
         seen.open(f"trial/{running.id}")
         seen.has("reported value")
         shown = seen.page.locator("[aria-label^='reported value']")
@@ -389,8 +381,8 @@ def test_a_report_is_a_point_on_the_screen_soon(seen: Seen, over: Scheduler) -> 
         def points() -> int:
             return int(shown.get_attribute("aria-label").split(", ")[1].split()[0])
 
-        before = until(points, "a point")
-        until(lambda: points() > before + 1, "more points")
+        before = until(points, what="a point")
+        until(lambda: points() > before + 1, what="more points")
     finally:
         sweep.terminate()
         sweep.wait(timeout=60)
@@ -431,7 +423,7 @@ def test_without_a_network_it_says_so_and_goes_on_later(seen: Seen, over: Schedu
     seen.has("the scheduler does not answer")
     context.set_offline(False)
     seen.has("What happened, the latest first")
-    until(lambda: seen.page.get_by_text("the scheduler does not answer").count() == 0, "it to go on")
+    until(lambda: seen.page.get_by_text("the scheduler does not answer").count() == 0, what="it to go on")
 
 
 def test_a_link_opens_once_and_a_token_does_as_well(browser: Any, over: Scheduler) -> None:
@@ -502,7 +494,7 @@ def test_what_a_trial_says_is_shown_and_not_obeyed(seen: Seen, over: Scheduler) 
         seen.open("trials")
         seen.page.get_by_placeholder("find:").fill("hostile")
         seen.has(hostile[:20])
-        until(lambda: client.trial(trial.id).is_over, "it to fail")
+        until(lambda: client.trial(trial.id).is_over, what="it to fail")
     seen.open(f"trial/{trial.id}")
     seen.has("failed")
     assert "owned" not in seen.page.title()

@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 from tests.support.project import ROOT
-from tests.support.slurm import agents, allocation, jobs, slurm, until, up
+from tests.support.slurm import agents, allocation, jobs, slurm, up
+from tests.support.waiting import until
 from trials.agents.start import KEPT_OF_QUEUE
 
 SWEEP = """

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.project import ROOT
-from tests.support.slurm import allocation, jobs, until, up
+from tests.support.slurm import allocation, jobs, up
+from tests.support.waiting import until
 
 
 def fails(folder: Path, *options: str, environ: Mapping[str, str] | None = None) -> str:

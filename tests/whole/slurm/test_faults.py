@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.project import ROOT
-from tests.support.slurm import Up, agents, jobs, slurm, until, up
+from tests.support.slurm import Up, agents, jobs, slurm, up
+from tests.support.waiting import until
 
 FAULTS = int(os.environ.get("ELASTUNE_FAULTS", "20"))
 BETWEEN_SECONDS = 30.0

@@ -16,7 +16,8 @@ from tests.support.nine_shapes import EXPECTED, found_in_replicas
 from tests.support.nni_experiment import NniExperiment
 from tests.support.nni_scripts import REPORTS
 from tests.support.project import ROOT
-from tests.support.slurm import Up, agents, jobs, slurm, until, up
+from tests.support.slurm import Up, agents, jobs, slurm, up
+from tests.support.waiting import until
 
 POOL = "partition=scavenge gpus=1 slots=0:6 idle=3"
 

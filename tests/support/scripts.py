@@ -1,0 +1,38 @@
+"""Scripts of tests and examples, run as a user runs them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from tests.support.project import ROOT
+
+
+def run_python(
+    folder: Path,
+    *arguments: str | bytes,
+    environ: Mapping[str, str] = MappingProxyType({}),
+    succeeds: bool = True,
+    clean: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """This Python in a folder.
+
+    ``succeeds``: fails unless it does. ``clean``: without variables of ours, such as a scheduler's address.
+    """
+    present = {name: value for name, value in os.environ.items() if not (clean and name.startswith("ELASTUNE_"))}
+    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**present, **own, **environ},
+        capture_output=True,
+        text=True,
+        timeout=300.0,
+        check=False,
+    )
+    assert done.returncode == 0 or not succeeds, done.stdout[-3000:] + done.stderr[-6000:]
+    return done
