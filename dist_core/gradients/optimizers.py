@@ -62,12 +62,25 @@ def keeps_its_closure(kind: type[torch.optim.Optimizer]) -> bool:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load an optimizer's state and keep the type of every number.
+    """Load an optimizer's state into the objects that hold it, and keep the type of every number.
 
-    torch casts state to its parameter's type. An optimizer that keeps float32 weights of bfloat16 parameters would lose
-    what it keeps them for.
+    Optimizers around this one, and code that sets rates itself, hold its groups: torch would replace them by others. It
+    also casts state to its parameter's type, and one that keeps float32 weights of bfloat16 parameters would lose what
+    it keeps them for.
     """
+    held, groups, state_held = optimizer.param_groups, list(optimizer.param_groups), optimizer.state
     optimizer.load_state_dict(state)
+    for group, loaded in zip(groups, optimizer.param_groups, strict=True):
+        group.clear()
+        group.update(loaded)
+    # Whoever was given the new list meanwhile has the same groups in it.
+    optimizer.param_groups[:] = groups
+    held[:] = groups
+    optimizer.param_groups = held
+    loaded_state = dict(optimizer.state)
+    state_held.clear()
+    state_held.update(loaded_state)
+    optimizer.state = state_held
     saved = dict(
         zip(
             (index for group in state["param_groups"] for index in group["params"]),

@@ -55,6 +55,35 @@ def test_weights_and_moments_are_the_parents_and_hyperparameters_its_own() -> No
     assert (own.param_groups[0]["lr"], own.param_groups[0]["weight_decay"]) == (0.02, 0.0)
 
 
+class Around(torch.optim.Optimizer):
+    """Holds another optimizer's groups, as SAM and Lookahead do, and passes on what it loads."""
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        super().__init__(base.param_groups, base.defaults)
+        self.base = base
+        self.param_groups = base.param_groups
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.base.param_groups = self.param_groups
+
+
+@pytest.mark.parametrize("of_both", [False, True])
+def test_whoever_holds_an_optimizers_groups_holds_them_still(of_both: bool) -> None:
+    module, optimizer, _, before = made(0.1)
+    train(module, optimizer, None, 2)
+    around = Around(optimizer)
+    groups, state = around.param_groups, optimizer.state
+    both = WrappedState(module, [optimizer, around] if of_both else [optimizer], [], None)
+    if of_both:
+        before = WrappedState(module, [optimizer, Around(optimizer)], [], None)
+    both.load_state_dict(before.state_dict())
+    for group in groups:
+        group["lr"] = 0.5
+    assert optimizer.param_groups[0]["lr"] == around.param_groups[0]["lr"] == 0.5
+    assert optimizer.state is state and len(state) == 2
+
+
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], LRScheduler]] = {
     "cosine": lambda optimizer: CosineAnnealingLR(optimizer, 20),
     "step": lambda optimizer: StepLR(optimizer, 3, gamma=0.5),
