@@ -7,6 +7,7 @@ weights or over the labels that are not ignored, and a loss that compares sample
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -16,43 +17,130 @@ MOST_NODES = 60
 """Nodes that are looked at: a loss is made of few, and what lies below is the model."""
 _SUM, _MEAN = 2, 1
 """Numbers of torch's reductions."""
-_SCALES = ("DivBackward", "MulBackward")
+_QUOTIENT = "DivBackward"
+_SCALES = (_QUOTIENT, "MulBackward")
 _PRODUCTS = ("MmBackward", "BmmBackward")
 _FROM_WEIGHT = 3
 """Nodes between a weight and the product that it takes part in, at most: it is transposed, or viewed otherwise."""
+_KEEP_ONE_SIZE = "keep the trial at one size (min_replicas=max_replicas), without gradient_accumulation"
 
 
-def other_than_mean(loss: torch.Tensor, rows: int, outputs: Sequence[torch.Tensor] = ()) -> str | None:
+def other_than_mean(
+    loss: torch.Tensor, rows: int, outputs: Sequence[torch.Tensor] = (), *, batch: int | None = None
+) -> str | None:
     """Return what a loss of ``rows`` samples is, in words, if it is no mean over them; None where it looks like one.
 
-    A sum that is divided or multiplied afterwards is taken for a mean. What lies below the model's ``outputs`` is not
-    looked at.
+    What lies below the model's ``outputs`` is not looked at. ``batch``: samples of all replicas and passes together.
     """
     model = {output.grad_fn for output in outputs if output is not loss}
-    waiting, seen = [(loss.grad_fn, False)], 0
+    nothing_divides: tuple[float, ...] | None = ()
+    waiting, seen = [(loss.grad_fn, nothing_divides)], 0
     while waiting and seen < MOST_NODES:
-        node, scaled = waiting.pop(0)
+        node, divisors = waiting.pop(0)
         seen += 1
         if node is None or node in model:
             continue
-        reduction = getattr(node, "_saved_reduction", None)
-        sizes = getattr(node, "_saved_self_sym_sizes", ()) if node.name().startswith("SumBackward") else ()
-        if not scaled and (reduction == _SUM or (rows > 1 and sizes and sizes[0] == rows)):
-            return "a sum over the samples of a batch. Divide it by their number"
-        if reduction == _MEAN and node.name().startswith("NllLoss"):
-            words = _mean_over_labels(node)
+        elements = _elements_summed(node, rows)
+        if elements and divisors is not None and _is_made_of_samples(node, model, rows):
+            words = _sum_of(elements, divisors, rows, rows if batch is None else batch)
             if words is not None:
                 return words
+        reduction = getattr(node, "_saved_reduction", None)
+        words = _mean_over_labels(node) if reduction == _MEAN and node.name().startswith("NllLoss") else None
+        elements = _elements_averaged(node)
+        if words is None and elements % rows and _is_made_of_samples(node, model, rows):
+            words = (
+                f"a mean over {elements} elements of {rows} samples, of which some have more than others. Call "
+                "loader.weigh(number of elements) before backward()"
+            )
+        if words is None and model and node.name().startswith(_QUOTIENT) and _divides_by_sums(node, model):
+            words = (
+                "a quotient of sums over the samples of a batch, as of overlaps (dice). Take the mean of each sample's "
+                f"own, or {_KEEP_ONE_SIZE}"
+            )
+        if words is not None:
+            return words
         factors = node.next_functions if model and node.name().startswith(_PRODUCTS) else ()
         if factors and not any(_is_weight(below, model) for below, _ in factors):
             return (
                 "a comparison of samples with each other, as in contrastive learning, and each replica and pass has "
-                "its own samples only. Keep the trial at one size (min_replicas=max_replicas), without "
-                "gradient_accumulation"
+                f"its own samples only. {_KEEP_ONE_SIZE.capitalize()}"
             )
-        scaled = scaled or reduction is not None or _scales(node)
-        waiting += [(below, scaled) for below, _ in node.next_functions]
+        if elements or reduction is not None or node.name().startswith("MeanBackward"):
+            divisors = None
+        elif divisors is not None and node.name().startswith(_SCALES):
+            divisor = _divisor(node)
+            divisors = None if divisor is None else (*divisors, divisor)
+        waiting += [(below, divisors) for below, _ in node.next_functions]
     return None
+
+
+def _sum_of(elements: int, divisors: Sequence[float], rows: int, batch: int) -> str | None:
+    """Return what a sum of so many elements of ``rows`` samples is, if nothing divides it by their number."""
+    for divisor in divisors:
+        is_of_all = divisor == batch != rows and divisor != elements
+        if divisor >= rows and abs(divisor / rows - round(divisor / rows)) < 1e-6 and not is_of_all:
+            return None
+    other = next((divisor for divisor in divisors if divisor > 2.0), None)
+    if other is None:
+        return "a sum over the samples of a batch. Divide it by their number"
+    return (
+        f"a sum over the {rows} samples of a replica's pass, divided by {other:g}. Divide it by their number; if it is "
+        "a mean over something else, call loader.weigh(number of those) before backward()"
+    )
+
+
+def _elements_summed(node: Any, rows: int) -> int:
+    """Return the number of elements that a node sums over all samples; 0 for any other node."""
+    if getattr(node, "_saved_reduction", None) == _SUM:
+        return int(_sized(node).numel())
+    if not node.name().startswith("SumBackward"):
+        return 0
+    sizes = node._saved_self_sym_sizes
+    dims = {dim if dim < 2**63 else dim - 2**64 for dim in getattr(node, "_saved_dim", ())}
+    over_samples = not dims or (sizes[0] == rows and not dims.isdisjoint((0, -len(sizes))))
+    elements = math.prod(sizes)
+    return elements if over_samples and elements > 1 else 0
+
+
+def _elements_averaged(node: Any) -> int:
+    """Return the number of elements that a node averages over; 0 for any other node."""
+    if node.name().startswith("MeanBackward0"):
+        return int(node._saved_self_sym_numel)
+    return int(_sized(node).numel()) if getattr(node, "_saved_reduction", None) == _MEAN else 0
+
+
+def _sized(node: Any) -> torch.Tensor:
+    """Return what a loss has a value for each element of."""
+    labels = node.name().startswith("NllLoss")
+    sized: torch.Tensor = node._saved_target if labels else node._saved_self
+    return sized
+
+
+def _is_made_of_samples(node: Any, model: Collection[Any], rows: int, *, through_sums: bool = False) -> bool:
+    """Tell whether what a node reduces is the model's outputs, and no sum or mean of them, nor made of weights."""
+    if not model:
+        # The model has returned the loss itself: its sizes tell, where it has some.
+        return bool(tuple(getattr(node, "_saved_self_sym_sizes", (rows,)))[:1] == (rows,))
+    waiting, seen = [below for below, _ in node.next_functions], 0
+    while waiting and seen < MOST_NODES:
+        below = waiting.pop(0)
+        seen += 1
+        if below is None:
+            continue
+        if below in model:
+            return True
+        reduces = below.name() in ("MeanBackward0", "SumBackward0") or getattr(below, "_saved_reduction", 0) != 0
+        if through_sums or not reduces:
+            waiting += [each for each, _ in below.next_functions]
+    return False
+
+
+def _divides_by_sums(node: Any, model: Collection[Any]) -> bool:
+    """Tell whether a number is divided by one that is made of the model's outputs."""
+    divisor, below = node._saved_other, node.next_functions[1][0]
+    is_number = isinstance(divisor, torch.Tensor) and divisor.numel() == 1
+    return is_number and below is not None and _is_made_of_samples(below, model, 0, through_sums=True)
 
 
 Graph = tuple[str, ...]
@@ -71,15 +159,16 @@ def graph_of(loss: torch.Tensor) -> Graph:
     return tuple(names)
 
 
-def _scales(node: Any) -> bool:
-    """Tell whether it divides or multiplies, but not by the number 1, as trainers do that accumulate nothing."""
-    if not node.name().startswith(_SCALES):
-        return False
+def _divisor(node: Any) -> float | None:
+    """Return the number that a node divides by; None where it is not known: reading it from a GPU would wait for it."""
     factor = getattr(node, "_saved_other", None)
     if isinstance(factor, torch.Tensor):
-        # One that lies on a GPU was computed: it is no number of the script's, and reading it would wait for it.
-        return factor.device.type != "cpu" or factor.numel() != 1 or float(factor) != 1.0
-    return factor != 1
+        if factor.device.type != "cpu" or factor.numel() != 1:
+            return None
+        factor = factor.detach().item()
+    if not isinstance(factor, (int, float)) or not factor:
+        return None
+    return abs(factor if node.name().startswith(_QUOTIENT) else 1.0 / factor)
 
 
 def _is_weight(node: Any, model: Collection[Any]) -> bool:

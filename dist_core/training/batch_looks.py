@@ -85,7 +85,8 @@ class BatchLooks:
         if place.step is None or not self._divides or place.amounts or not place.computed or not self._losses_left:
             return
         self._losses_left -= 1
-        other = other_than_mean(loss, len(place.step.micro_batches[place.index]), self._outputs)
+        rows = len(place.step.micro_batches[place.index])
+        other = other_than_mean(loss, rows, self._outputs, batch=place.step.global_batch)
         if other is not None:
             self._losses_left = 0
             self._warn(

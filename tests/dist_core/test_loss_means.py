@@ -16,6 +16,7 @@ from tests.support.habits import BATCH, Kit, as_trial, examples, hear, network
 
 ROWS, CLASSES = 6, 4
 SUM, WEIGHTS, IGNORED = "a sum over the samples", "a mean over class weights", "the labels that are not ignored"
+DIVIDED, UNEVEN, QUOTIENT = "a replica's pass, divided by", "elements of 6 samples", "a quotient of sums"
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 weights = torch.arange(1.0, CLASSES + 1.0)
 
@@ -28,7 +29,20 @@ LOSSES: list[tuple[str | None, Loss]] = [
     (None, functional.cross_entropy),
     (None, lambda x, y: functional.cross_entropy(x, y, label_smoothing=0.1)),
     (None, lambda x, y: functional.cross_entropy(x, y, reduction="sum") / len(y)),
-    (None, lambda x, y: functional.cross_entropy(x, with_ignored(y), reduction="sum") / 3),
+    (DIVIDED, lambda x, y: functional.cross_entropy(x, with_ignored(y), reduction="sum") / 4),
+    (None, lambda x, y: 0.3 * functional.cross_entropy(x, y, reduction="sum") / len(y)),
+    (None, lambda x, y: -(x.detach().softmax(1) * x.log_softmax(1)).sum(1).mean()),
+    (None, lambda x, y: torch.stack([x[:, index].mean() for index in range(4)]).mean()),
+    (None, lambda x, y: functional.mse_loss(x, torch.zeros_like(x), reduction="sum") * (1 / x.numel())),
+    (SUM, lambda x, y: -0.5 * x.square().sum()),
+    (SUM, lambda x, y: x.square().mean(1).sum()),
+    (SUM, lambda x, y: functional.cross_entropy(x, y, reduction="none").masked_select(y != 1).sum()),
+    (DIVIDED, lambda x, y: functional.cross_entropy(x, y, reduction="sum") / BATCH),
+    (DIVIDED, lambda x, y: (functional.cross_entropy(x, y, reduction="none") * (y != 1)).sum() / (y != 1).sum()),
+    (UNEVEN, lambda x, y: functional.cross_entropy(x[y != 1], y[y != 1])),
+    (UNEVEN, lambda x, y: x[y != 1][:, 0].mean()),
+    (UNEVEN, lambda x, y: functional.binary_cross_entropy_with_logits(x[y != 1], x[y != 1].detach().sigmoid())),
+    (QUOTIENT, lambda x, y: 1 - 2 * (x * y[:, None]).sum() / (x.sum() + y.sum())),
     (None, lambda x, y: functional.mse_loss(x, torch.zeros_like(x)) + 0.1 * x.norm()),
     (None, lambda x, y: functional.mse_loss(x, torch.zeros_like(x), reduction="none").mean()),
     (None, lambda x, y: functional.kl_div(x.log_softmax(1), x.detach().softmax(1), reduction="batchmean")),
@@ -50,7 +64,9 @@ LOSSES: list[tuple[str | None, Loss]] = [
 @pytest.mark.parametrize(("expected", "loss"), LOSSES)
 def test_a_loss_is_known_by_its_graph(expected: str | None, loss: Loss) -> None:
     x = torch.randn(ROWS, CLASSES, requires_grad=True, generator=torch.Generator().manual_seed(0))
-    words = other_than_mean(loss(2.0 * x, torch.arange(ROWS) % CLASSES), ROWS)
+    outputs = 2.0 * x
+    decay = 0.1 * (x.square().sum() + x[:, 0].mean() / x.norm())
+    words = other_than_mean(loss(outputs, torch.arange(ROWS) % CLASSES) + decay, ROWS, [outputs], batch=BATCH)
     assert (words is None) == (expected is None), words
     assert expected is None or expected in str(words)
 
