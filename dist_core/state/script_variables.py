@@ -11,6 +11,7 @@ rank and its data.
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -29,7 +30,7 @@ MOST_ITEMS = 10_000
 """Items of a list or dictionary; what has more is data, and stays where it is."""
 SAMPLED = 32
 """Elements of a tensor that are looked at to see whether it has changed."""
-_NUMBERS_AND_TEXTS = (type(None), bool, int, float, str)
+NUMBERS_AND_TEXTS = (type(None), bool, int, float, str)
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _NOTHING = object()
 _OURS = ("dist_core", "tuner_bridge", "trials", "scheduler")
@@ -196,7 +197,7 @@ class ScriptVariables(Listener):
                 continue
             if _is_leaf(value) or name in self._at_first:
                 yield name, value
-            elif _is_object_of_user(value):
+            elif is_object_of_user(value):
                 for attribute, held in list(vars(value).items()):
                     path = f"{name}.{attribute}"
                     if not self._belongs_to_trial(held) and (_is_leaf(held) or path in self._at_first):
@@ -205,14 +206,19 @@ class ScriptVariables(Listener):
     def _put(self, path: str, value: Any) -> None:
         assert self._frame is not None
         name, _, attribute = path.partition(".")
-        variables = self._frame.f_locals
-        if attribute:
-            setattr(variables[name], attribute, value)
-            return
-        variables[name] = value
-        if sys.version_info < (3, 13):
-            # There, f_locals is a copy of a function's variables.
-            ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(self._frame), ctypes.c_int(0))
+        put_variable(self._frame, name, attribute, value)
+
+
+def put_variable(frame: FrameType, name: str, attribute: str, value: Any) -> None:
+    """Give a variable of a function that runs another value; with ``attribute``, what its object has by that name."""
+    variables = frame.f_locals
+    if attribute:
+        setattr(variables[name], attribute, value)
+        return
+    variables[name] = value
+    if sys.version_info < (3, 13):
+        # There, f_locals is a copy of a function's variables.
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
 
 
 def users_frame(frame: FrameType | None) -> FrameType | None:
@@ -237,7 +243,7 @@ def _is_leaf(value: Any) -> bool:
 
 def _is_plain(value: Any, items: int) -> bool:
     """Tell whether a value is made of numbers, texts, tensors and arrays alone, of few enough items."""
-    if type(value) in _NUMBERS_AND_TEXTS or (isinstance(value, np.generic) and value.dtype.kind in "biuf"):
+    if type(value) in NUMBERS_AND_TEXTS or (isinstance(value, np.generic) and value.dtype.kind in "biuf"):
         return True
     if isinstance(value, torch.Tensor):
         lies_plainly = value.layout is torch.strided and not (value.is_meta or value.is_quantized or value.is_conj())
@@ -266,22 +272,24 @@ def _is_stateful(value: Any) -> bool:
     )
 
 
-def _is_object_of_user(value: Any) -> bool:
+def is_object_of_user(value: Any) -> bool:
     """Tell whether a value is an object of a class that the script, or a module beside it, defines."""
-    data = isinstance(value, (type, torch.utils.data.Dataset))
-    return hasattr(value, "__dict__") and not data and not callable(value) and _is_users_class(type(value))
+    if not _is_users_class(type(value)) or not hasattr(value, "__dict__") or callable(value):
+        return False
+    return not isinstance(value, (type, torch.utils.data.Dataset))
 
 
 def _is_users_class(kind: type) -> bool:
-    module = sys.modules.get(kind.__module__)
-    file = getattr(module, "__file__", None)
-    return kind.__module__ == "__main__" or (
-        file is not None and not file.startswith(_LIBRARIES) and not _is_ours(kind)
-    )
+    name = kind.__module__
+    return name in sys.modules and _is_users_module(name)
 
 
-def _is_ours(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in _OURS
+@functools.cache
+def _is_users_module(name: str) -> bool:
+    """Tell whether a module that has been imported is the script, or lies beside it."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    is_ours = name.partition(".")[0] in _OURS
+    return name == "__main__" or (file is not None and not file.startswith(_LIBRARIES) and not is_ours)
 
 
 def _tensors_in(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -304,7 +312,7 @@ def _holds_tensors(value: Any) -> bool:
 
 def _fingerprint(value: Any) -> Any:
     """Return something that differs when a value has changed; None where nothing tells."""
-    if type(value) in _NUMBERS_AND_TEXTS:
+    if type(value) in NUMBERS_AND_TEXTS:
         return type(value), value
     if isinstance(value, torch.Tensor):
         return id(value), *_elements_of(value)

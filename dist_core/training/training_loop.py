@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -143,13 +144,16 @@ class TrainingLoop:
                     for model in core.models:
                         model.passes.begin(step.plan, index, measures=step.measures)
                     self._marks.handed_out += 1
-                    core.habits.note_pass(len(step.plan.micro_batches[index]), passes=len(step.batches))
+                    core.habits.note_pass(
+                        len(step.plan.micro_batches[index]), passes=len(step.batches), batch=step.plan.global_batch
+                    )
                     self._marks.open = step.plan if index == len(step.batches) - 1 else None
                     try:
                         yield batch
                     except GeneratorExit:
-                        # Held by what has ended, and let go of when the code runs again, it has nothing to say.
-                        if core.position.runs == run:
+                        # Held by what has ended, and let go of when the code runs again or the process ends, it has
+                        # nothing to say.
+                        if core.position.runs == run and not sys.is_finalizing():
                             self._leave_early(core, step.plan, core.position.steps > steps_before)
                         raise
                     is_first = core.position.steps == steps_before and index == 0
@@ -306,7 +310,7 @@ class TrainingLoop:
             if not core.generation.dry_steps_left:
                 break
             core.generation.begin_dry_pass()
-            core.habits.note_pass(number, passes=1)
+            core.habits.note_pass(number, passes=1, batch=self._loader.current_batch_size)
             for model in core.models:
                 model.passes.begin_dry()
             try:
@@ -377,8 +381,15 @@ def _drawing_alike(core: Replica) -> AbstractContextManager[None]:
 
 
 def _refuse_outside_of_epochs(core: Replica) -> None:
-    if not core.position.in_epoch_loop and core.environment is not None:
-        raise InvalidTraining(
-            "a training loop over AdaptiveDataLoader runs outside remaining_epochs_until(); write "
-            "`for epoch in remaining_epochs_until(num_epochs):` around it so that the trial can be rescaled"
-        )
+    if core.position.in_epoch_loop:
+        return
+    if core.environment is not None:
+        purpose = "the trial can be rescaled"
+    elif core.states.folder is not None:
+        purpose = f"it can go on from the checkpoints in {core.states.folder}"
+    else:
+        return
+    raise InvalidTraining(
+        "a training loop over AdaptiveDataLoader runs outside remaining_epochs_until(); write "
+        f"`for epoch in remaining_epochs_until(num_epochs):` around it so that {purpose}"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -115,6 +116,8 @@ class LoopHabits:
         """True if the present loop's first batch was one of these."""
         self._rows: tuple[int, int] | None = None
         """Samples of the batch before and of the present one, on this replica."""
+        self._batch = 0
+        """Samples of the present step's batch, on all replicas."""
         self._passes = 0
         """Passes of the present step; 0 behind a loop."""
         self.trains_in_turns = False
@@ -122,16 +125,21 @@ class LoopHabits:
         self.stream_workers: int | None = None
         """Workers of the first loader that divides its stream, on the replica that was rank 0 then."""
 
-    def note_pass(self, rows: int, *, passes: int) -> None:
-        """Note the samples of the batch that the loop's body is given, one of so many passes of its step."""
-        self._rows, self._passes = (rows if self._rows is None else self._rows[1], rows), passes
+    def note_pass(self, rows: int, *, passes: int, batch: int) -> None:
+        """Note the samples that the loop's body is given, in one of so many passes, of those of the whole batch."""
+        self._rows, self._passes, self._batch = (rows if self._rows is None else self._rows[1], rows), passes, batch
 
     def loop_ran_out(self) -> None:
         self._passes = 0
 
-    def notes(self) -> list[str]:
-        """Return what a loop's body that raised an error may have stumbled over."""
+    def notes(self, error: BaseException) -> list[str]:
+        """Return what a loop's body that raised this error may have stumbled over."""
         notes = []
+        if self._passes and self._rows is not None and _names_both(str(error), self._batch, self._rows[1]):
+            notes.append(
+                f"elastune: this pass has {self._rows[1]} of the batch's {self._batch} samples, the others are other "
+                "replicas' or passes'. Code that writes the batch size down has to ask the batch for it: len(x)"
+            )
         if self._passes > 1:
             notes.append(
                 "elastune: this step takes several passes, each a part of the batch. Gradients are None until the last "
@@ -175,6 +183,14 @@ class LoopHabits:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.trains_in_turns = state["trains_in_turns"]
         self.stream_workers = state.get("stream_workers") or self.stream_workers
+
+
+def _names_both(words: str, whole: int, part: int) -> bool:
+    """Tell whether these words have two numbers that are to each other as the whole batch is to this part of it."""
+    numbers = {int(number) for number in re.findall(r"\d{1,9}", words)}
+    return part < whole and any(
+        number % whole == 0 and number // whole * part in numbers for number in numbers if number >= whole
+    )
 
 
 def _places(tensors: Iterable[torch.Tensor]) -> set[int]:

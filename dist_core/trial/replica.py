@@ -153,7 +153,7 @@ class Replica:
             node_kind="" if self.environment is None else self.environment.node_kind,
         )
         self.pacing = Pacing(self.position, self.batch, self.habits)
-        self.script_habits = ScriptHabits(self.variables, self.models, self.pacing, self.news.warn)
+        self.script_habits = ScriptHabits(self.generation, self.variables, self.models, self.pacing, self.news.warn)
         self.hinting = Hinting(self.generation, self.position, self.models, self.pacing, self.layout, self.news)
 
     def _meet_through_scheduler(self, membership: Membership, channel: ControlChannel) -> None:
@@ -284,7 +284,7 @@ class Replica:
     def explain(self, error: BaseException) -> None:
         """Add to an error of the training loop what of its batch, or of the gradients that it sees, is the trial's."""
         if isinstance(error, Exception) and not isinstance(error, DistCoreError):
-            for note in self.habits.notes():
+            for note in self.habits.notes(error):
                 error.add_note(note)
 
     def free_device_memory(self) -> None:

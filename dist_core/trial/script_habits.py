@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
+from dist_core.generations.generation import Generation
 from dist_core.life import Listener
+from dist_core.state.counts import Counts
 from dist_core.state.script_variables import ScriptVariables
 from dist_core.trial.models import Models
 from dist_core.trial.pacing import Pacing
@@ -24,7 +26,15 @@ class ScriptHabits(Listener):
     as a copy: tensors of the script's own that change in a step and have the types and shapes of most weights.
     """
 
-    def __init__(self, variables: ScriptVariables, models: Models, pacing: Pacing, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        variables: ScriptVariables,
+        models: Models,
+        pacing: Pacing,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._generation = generation
         self._variables = variables
         self._models = models
         self._pacing = pacing
@@ -39,6 +49,8 @@ class ScriptHabits(Listener):
         """The present step lost a replica, and its body is about to run again."""
         self._take_back: Callable[..., None] | None = None
         """Puts the script's variables back to what they were before the present step, where they have to move once."""
+        self._counts: Counts | None = None
+        """Counts of the script's own before the present step; None while no replica can be lost."""
 
     def loop_began(self, *, completed: bool) -> None:
         self._left = LOOKED_AT
@@ -84,6 +96,7 @@ class ScriptHabits(Listener):
         # Also while nobody knows yet: a joiner may come to a step that is left out.
         looks = self._before is not None
         self._take_back = self._variables.remember() if self._keeps or looks else None
+        self._counts = Counts() if self._generation.group.world_size > 1 else None
 
     def take_back_step(self) -> None:
         """Put sums and counts of batches back: the body runs again for a step that lost a replica."""
@@ -102,8 +115,11 @@ class ScriptHabits(Listener):
             self._left_out(copies_only=True)
             self._left_out = None
             self._remember()
-        if self._repeats and self._keeps and self._take_back is not None:
-            self._take_back()
+        if self._repeats:
+            if self._counts is not None:
+                self._counts.put_back()
+            if self._keeps and self._take_back is not None:
+                self._take_back()
         self._repeats = False
 
     def _are_like_the_weights(self, changed: list[torch.Tensor]) -> bool:
@@ -112,4 +128,4 @@ class ScriptHabits(Listener):
         return 2 * (weights & found).total() > weights.total()
 
     def loop_ended(self) -> None:
-        self._before = None
+        self._before = self._counts = None

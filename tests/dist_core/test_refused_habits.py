@@ -17,6 +17,7 @@ import dist_core
 import dist_core.generations.membership
 import dist_core.trial.current
 from tests.support.habits import (
+    BATCH,
     GROWN,
     PAIR,
     Habit,
@@ -343,6 +344,19 @@ def with_rows_carried_on(kit: Kit) -> None:
             before = outputs.detach()
 
 
+def with_the_batch_written_down(kit: Kit) -> None:
+    """As in contrastive losses: a mask of pairs that is made of the batch size of the configuration."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader, wrapped, pairs = kit.loader(examples()), kit.wrap(model, optimizer), ~torch.eye(2 * BATCH, dtype=torch.bool)
+    for _ in kit.epochs(3):
+        for x, _y in loader:
+            optimizer.zero_grad()
+            outputs = wrapped(torch.cat([x, x]))
+            (outputs @ outputs.T)[pairs].mean().backward()
+            optimizer.step()
+
+
 REFUSALS: list[tuple[Habit, str, int]] = [
     (with_torchs_own_wrapper, "DistributedDataParallel calls collectives when it is created", PAIR),
     (with_schedules_that_nobody_gave, "sets the learning rate of SGD but was not given", 1),
@@ -398,6 +412,7 @@ def test_a_habit_that_cannot_be_divided_is_refused_by_name(breaks: Habit, match:
     ("fails", "replicas", "passes", "match"),
     [
         (with_norms_of_gradients, PAIR, 2, "this step takes several passes.*Gradients are None until the last pass"),
+        (with_the_batch_written_down, PAIR, 1, "this pass has 12 of the batch's 24 samples.*ask the batch"),
         (with_rows_carried_on, GROWN, 1, "this replica's part of the batch has [0-9]+ samples, and that .* before had"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.utils.data.distributed import DistributedSampler
 import dist_core
 from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
 from dist_core.errors import InvalidTraining
+from dist_core.trial.current import reset_core
 from tests.support.small_trials import Numbered, Stream, classifier
 
 pytestmark = pytest.mark.usefixtures("fresh_core")
@@ -80,6 +82,24 @@ def test_unknown_names_are_refused_in_words() -> None:
         AdaptiveDataParallel(model, optimizer, noise_every=0)
     with pytest.raises(InvalidTraining, match="the checkpoint interval is 0"):
         dist_core.set_checkpoint_interval(0)
+
+
+def test_a_loop_without_epochs_is_refused_where_it_could_not_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoints would be written, and never be read."""
+
+    def train() -> int:
+        reset_core()
+        model = classifier()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        AdaptiveDataParallel(model, optimizer)
+        return len(list(AdaptiveDataLoader(Numbered(8), batch_size=4)))
+
+    assert train() == 2
+    monkeypatch.setenv("ELASTUNE_CHECKPOINT_DIR", str(tmp_path))
+    with pytest.raises(InvalidTraining, match=f"so that it can go on from the checkpoints in {tmp_path}"):
+        train()
 
 
 def test_epoch_loops_do_not_nest() -> None:

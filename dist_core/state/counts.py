@@ -1,0 +1,83 @@
+"""Counts that a script keeps by itself: numbers and lists around the batch that its loop's body computes.
+
+A step that loses a replica does not count, and its body runs again with the same batch. A count of batches, a sum of
+losses or a list that the body appends to would move twice then, and a loop that ends by its own count would end a step
+early. So they are put back to what they were when the step began.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from types import CodeType, FrameType
+from typing import Any
+
+import numpy as np
+
+from dist_core.state.script_variables import NUMBERS_AND_TEXTS, is_object_of_user, put_variable, users_frame
+
+MOST_FRAMES = 3
+"""The user's functions that are looked at, from the one with the loop over batches outwards."""
+_COUNTED = frozenset({*NUMBERS_AND_TEXTS, np.float32, np.float64, np.int32, np.int64})
+_IN_GLOBALS = None
+
+
+class Counts:
+    """Counts of the functions that call this, as they are when it is made."""
+
+    def __init__(self) -> None:
+        # Made in every step: whatever is no count is left out at once, for a batch must not be held beyond its step.
+        self._numbers: dict[CodeType, dict[str | None, dict[str, Any]]] = {}
+        """Numbers by function, and of each by the name of what holds them."""
+        self._lists: dict[int, tuple[list[Any], int]] = {}
+        for frame in _users_frames():
+            numbers = self._numbers[frame.f_code] = {}
+            for held_by, variables in _variables_of(frame):
+                numbers[held_by] = {name: value for name, value in variables.items() if type(value) in _COUNTED}
+                for value in variables.values():
+                    if type(value) is list:
+                        self._lists[id(value)] = (value, len(value))
+
+    def put_back(self) -> None:
+        """Put them back, where the same functions have called."""
+        for values, length in self._lists.values():
+            del values[length:]
+        for frame in _users_frames():
+            numbers = self._numbers.get(frame.f_code, {})
+            for held_by, variables in _variables_of(frame):
+                for name, value in numbers.get(held_by, {}).items():
+                    now = variables.get(name)
+                    if type(now) not in _COUNTED or now == value:
+                        continue
+                    if held_by is _IN_GLOBALS:
+                        frame.f_globals[name] = value
+                    else:
+                        put_variable(frame, *((held_by, name) if held_by else (name, "")), value)
+
+
+def _users_frames() -> Iterator[FrameType]:
+    """Yield the user's functions, from the one that has the loop over batches outwards; each once."""
+    frame: FrameType | None = sys._getframe(1)
+    seen: set[CodeType] = set()
+    while len(seen) < MOST_FRAMES:
+        while frame is not None and frame.f_globals.get("__name__", "").startswith("dist_core"):
+            frame = frame.f_back
+        frame = users_frame(frame)
+        if frame is None:
+            return
+        if frame.f_code not in seen:
+            seen.add(frame.f_code)
+            yield frame
+        frame = frame.f_back
+
+
+def _variables_of(frame: FrameType) -> Iterator[tuple[str | None, Mapping[str, Any]]]:
+    """Yield a function's variables, by no name; attributes of the user's objects, by the object's; and globals."""
+    variables = dict(frame.f_locals)
+    yield "", variables
+    for name, value in variables.items():
+        if is_object_of_user(value):
+            yield name, vars(value)
+    if frame.f_locals is not frame.f_globals:
+        own = frame.f_globals
+        yield _IN_GLOBALS, {name: own[name] for name in frame.f_code.co_names if name in own}
