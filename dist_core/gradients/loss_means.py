@@ -94,7 +94,7 @@ def _elements_summed(node: Any, rows: int) -> int:
     """Return the number of elements that a node sums over all samples; 0 for any other node."""
     if getattr(node, "_saved_reduction", None) == _SUM:
         return int(_sized(node).numel())
-    if not node.name().startswith("SumBackward"):
+    if rows == 1 or not node.name().startswith("SumBackward"):
         return 0
     sizes = node._saved_self_sym_sizes
     dims = {dim if dim < 2**63 else dim - 2**64 for dim in getattr(node, "_saved_dim", ())}

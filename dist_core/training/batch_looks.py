@@ -86,7 +86,11 @@ class BatchLooks:
             return
         self._losses_left -= 1
         rows = len(place.step.micro_batches[place.index])
-        other = other_than_mean(loss, rows, self._outputs, batch=place.step.global_batch)
+        try:
+            other = other_than_mean(loss, rows, self._outputs, batch=place.step.global_batch)
+        except (AttributeError, RuntimeError):
+            # A node of somebody's own, or a tensor that was changed in place, of which backward() itself tells.
+            other = None
         if other is not None:
             self._losses_left = 0
             self._warn(

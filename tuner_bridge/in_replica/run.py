@@ -39,13 +39,21 @@ def run_replica(prepare: Prepare, pruned: tuple[type[BaseException], ...] = ()) 
         replica.close()
 
 
+LEAVING = {
+    "left": "its trial trains on without it, or is about to end",
+    "paused": "its trial pauses",
+    "preempted": "it was told to end; its trial goes on without it, or from its checkpoint",
+}
+"""Sentences that a replica prints when it leaves, by the reason."""
+
+
 def run_in(replica: Participant, prepare: Prepare, pruned: tuple[type[BaseException], ...]) -> int:
     """Run a trial in a replica of the caller's, who hears signals and closes it."""
     assert replica.channel is not None
     try:
         return _run(replica, replica.channel.request("GET", "/trial"), prepare, pruned)
     except ReplicaExit as leaving:
-        print(f"replica leaves: {leaving.reason}", file=sys.stderr)
+        print(f"replica leaves: {LEAVING.get(leaving.reason, leaving.reason)}", file=sys.stderr)
         return leaving.status
     except (PeerLost, ControlChannelError) as error:
         print(f"replica ends: {error}", file=sys.stderr)
