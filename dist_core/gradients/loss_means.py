@@ -26,11 +26,17 @@ _KEEP_ONE_SIZE = "keep the trial at one size (min_replicas=max_replicas), withou
 
 
 def other_than_mean(
-    loss: torch.Tensor, rows: int, outputs: Sequence[torch.Tensor] = (), *, batch: int | None = None
+    loss: torch.Tensor,
+    rows: int,
+    outputs: Sequence[torch.Tensor] = (),
+    *,
+    batch: int | None = None,
+    denominator: float | None = None,
 ) -> str | None:
     """Return what a loss of ``rows`` samples is, in words, if it is no mean over them; None where it looks like one.
 
     What lies below the model's ``outputs`` is not looked at. ``batch``: samples of all replicas and passes together.
+    ``denominator``: number that sums of this pass are rightly divided by, where a trainer knows it.
     """
     model = {output.grad_fn for output in outputs if output is not loss}
     nothing_divides: tuple[float, ...] | None = ()
@@ -42,7 +48,8 @@ def other_than_mean(
             continue
         elements = _elements_summed(node, rows)
         if elements and divisors is not None and _is_made_of_samples(node, model, rows):
-            words = _sum_of(elements, divisors, rows, rows if batch is None else batch)
+            knows = denominator is not None and any(math.isclose(each, denominator, rel_tol=1e-4) for each in divisors)
+            words = None if knows else _sum_of(elements, divisors, rows, rows if batch is None else batch)
             if words is not None:
                 return words
         reduction = getattr(node, "_saved_reduction", None)

@@ -13,6 +13,8 @@ class StepPlace:
         """Index of the present microbatch."""
         self.amounts: list[float] = []
         """Numbers that the losses of the present step's passes are means over, as far as the user's code says so."""
+        self.denominator: float | None = None
+        """Number that a trainer divides the present pass's loss by, where that is a sum, so that passes add up."""
         self.last_batch = 0
         """Examples of the present step, or the last one; 0 before the first."""
         self.measures = False
@@ -63,7 +65,7 @@ class StepPlace:
 
     def begin_micro_batch(self, step: StepPlan, index: int, *, measures: bool) -> None:
         self.is_dry = self.stepped = self.passed_step = self.computed = self.has_gradients = False
-        self.step, self.index, self.measures = step, index, measures
+        self.step, self.index, self.measures, self.denominator = step, index, measures, None
         if index == 0:
             self.amounts = []
         self.last_batch = step.global_batch

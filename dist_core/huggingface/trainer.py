@@ -308,8 +308,8 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
             self._items = None if mine is None else self._sum_of_step(float(mine) * (place.step.weight > 0))
         if self._items is None:
             return None
-        share = place.share if place.step.weight else 1.0
-        return torch.tensor(self._items * share, dtype=torch.float32, device=me.args.device)
+        place.denominator = self._items * (place.share if place.step.weight else 1.0)
+        return torch.tensor(place.denominator, dtype=torch.float32, device=me.args.device)
 
     def _sum_of_step(self, amount: float) -> float:
         if self._core.generation.group.world_size == 1:

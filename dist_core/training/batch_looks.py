@@ -87,7 +87,9 @@ class BatchLooks:
         self._losses_left -= 1
         rows = len(place.step.micro_batches[place.index])
         try:
-            other = other_than_mean(loss, rows, self._outputs, batch=place.step.global_batch)
+            other = other_than_mean(
+                loss, rows, self._outputs, batch=place.step.global_batch, denominator=place.denominator
+            )
         except (AttributeError, RuntimeError):
             # A node of somebody's own, or a tensor that was changed in place, of which backward() itself tells.
             other = None

@@ -71,6 +71,13 @@ def test_a_loss_is_known_by_its_graph(expected: str | None, loss: Loss) -> None:
     assert expected is None or expected in str(words)
 
 
+def test_a_sum_is_right_that_a_trainer_divides_by_what_it_knows() -> None:
+    x = torch.randn(ROWS, CLASSES, requires_grad=True, generator=torch.Generator().manual_seed(0))
+    loss = functional.cross_entropy(2.0 * x, torch.arange(ROWS) % CLASSES, reduction="sum") / 8.5
+    assert DIVIDED in str(other_than_mean(loss, ROWS))
+    assert other_than_mean(loss, ROWS, denominator=8.5) is None
+
+
 Step = Callable[[Any, torch.nn.Module, int, torch.Tensor, torch.Tensor], torch.Tensor]
 """Returns a loss, of the loader, the model, the number of the batch and the batch itself."""
 
