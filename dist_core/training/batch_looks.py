@@ -82,10 +82,13 @@ class BatchLooks:
         place = self._place
         if self._compares and place.has_several_passes:
             self._graphs.append(graph_of(loss))
-        if place.step is None or not self._divides or place.amounts or not place.computed or not self._losses_left:
+        rows = 0 if place.step is None else len(place.step.micro_batches[place.index])
+        # A replica without samples in this step computes on one that counts for nothing.
+        if place.step is None or not rows or not self._divides or place.amounts or not place.computed:
+            return
+        if not self._losses_left:
             return
         self._losses_left -= 1
-        rows = len(place.step.micro_batches[place.index])
         try:
             other = other_than_mean(
                 loss, rows, self._outputs, batch=place.step.global_batch, denominator=place.denominator
