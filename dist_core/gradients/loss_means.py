@@ -2,7 +2,7 @@
 
 Replicas, and the passes of a divided step, average their gradients by their numbers of samples. That is the gradient of
 the whole batch where each loss is a mean over its samples. A sum is something else, and so are a mean over class
-weights or over the labels that are not ignored, and a loss that compares samples with each other.
+weights or over the labels that are not ignored, a quotient of sums, and a loss that compares samples with each other.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ def other_than_mean(
             continue
         elements = _elements_summed(node, rows)
         if elements and divisors is not None and _is_made_of_samples(node, model, rows):
-            knows = denominator is not None and any(math.isclose(each, denominator, rel_tol=1e-4) for each in divisors)
-            words = None if knows else _sum_of(elements, divisors, rows, rows if batch is None else batch)
+            words = _sum_of(elements, divisors, rows, rows if batch is None else batch, denominator)
             if words is not None:
                 return words
         reduction = getattr(node, "_saved_reduction", None)
@@ -82,9 +81,11 @@ def other_than_mean(
     return None
 
 
-def _sum_of(elements: int, divisors: Sequence[float], rows: int, batch: int) -> str | None:
+def _sum_of(elements: int, divisors: Sequence[float], rows: int, batch: int, denominator: float | None) -> str | None:
     """Return what a sum of so many elements of ``rows`` samples is, if nothing divides it by their number."""
     for divisor in divisors:
+        if denominator is not None and math.isclose(divisor, denominator, rel_tol=1e-4):
+            return None
         is_of_all = divisor == batch != rows and divisor != elements
         if divisor >= rows and abs(divisor / rows - round(divisor / rows)) < 1e-6 and not is_of_all:
             return None

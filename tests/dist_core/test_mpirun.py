@@ -16,7 +16,7 @@ from tests.support.ranks import run_ranks
 
 
 def trains(address: dict[str, str]) -> tuple[int, int, list[float]] | str:
-    """What a rank of mpirun's that was given this address has trained, or what it was told."""
+    """Train as a rank of mpirun's that was given this address; return its weights, or the error that it was told."""
     rank_here, size = os.environ.pop("RANK"), os.environ.pop("WORLD_SIZE")
     for name in ("TORCHELASTIC_USE_AGENT_STORE", "MASTER_ADDR", "MASTER_PORT"):
         del os.environ[name]
