@@ -51,25 +51,27 @@ def train() -> None:
     with noting() as note:
         for _ in dist_core.remaining_epochs_until(1000):
             for x, y in loader:
+                began = time.time()
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(wrapped(x), y).backward()
                 optimizer.step()
                 if adapted is not None:
                     time.sleep(0.005)
-                note()
+                note(began)
 
 
 @contextmanager
-def noting() -> Iterator[Callable[[], None]]:
-    """Yield a function to call after each step."""
+def noting() -> Iterator[Callable[..., None]]:
+    """Yield a function to call after each step, with the time at which that began where it is known."""
     core = get_core()
     assert core.environment is not None
     with open(Path(os.environ["TRACE_DIR"]) / f"{core.environment.replica_id}.jsonl", "a", buffering=1) as trace:
 
-        def note() -> None:
+        def note(began: float | None = None) -> None:
             if not core.joined:
                 return
             row = {
+                "began": began,
                 "at": time.time(),
                 "step": core.position.steps,
                 "generation": core.generation.number,

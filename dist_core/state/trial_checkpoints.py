@@ -56,10 +56,18 @@ class TrialCheckpoints(Listener):
         self._failures = self._came_from_failure = 0
         self._trained_before = 0.0
         self._trains_since: float | None = None
+        self._unflushed: Path | None = None
+        """The checkpoint that was loaded, where it came from another trial's memory."""
 
     def entered(self, rank: int, number: int) -> None:
         if self._trains_since is None:
             self._trains_since = time.monotonic()
+
+    def step_ended(self) -> None:
+        # Not before: the first step is waited for, and the checksum would take a core from it.
+        if self._unflushed is not None:
+            threading.Thread(target=_flush_quietly, args=(self._unflushed,), name="elastune-flush", daemon=True).start()
+            self._unflushed = None
 
     @property
     def trained_seconds(self) -> float:
@@ -95,8 +103,7 @@ class TrialCheckpoints(Listener):
         in_place = len(paths) > 1 or not is_flushed(manifest)
         states = merged([load_checkpoint(path, in_place=in_place) for path in paths])
         if not is_flushed(manifest) and self._part < len(paths):
-            mine = paths[self._part]
-            threading.Thread(target=_flush_quietly, args=(mine,), name="elastune-flush", daemon=True).start()
+            self._unflushed = paths[self._part]
         return states
 
     @property

@@ -371,8 +371,10 @@ def test_a_state_that_came_from_memory_is_flushed_by_who_reads_it(tmp_path: Path
     path = write_checkpoint(tmp_path, 1, STATE, {"epoch": 1})
     manifest = {key: value for key, value in read_manifest(path).items() if key != CHECKSUM}
     (path / "manifest.json").write_text(json.dumps({**manifest, BOOT: present_boot()}))
-    loaded = TrialCheckpoints(tmp_path, on_error=pytest.fail).load_newest()
+    checkpoints = TrialCheckpoints(tmp_path, on_error=pytest.fail)
+    loaded = checkpoints.load_newest()
     assert loaded is not None and torch.equal(loaded["model"]["w"], STATE["model"]["w"])  # type: ignore[index]
+    checkpoints.step_ended()
     until(lambda: BOOT not in read_manifest(path))
     assert newest_in_parts(tmp_path) is not None
 
