@@ -94,8 +94,12 @@ class StepVote(Listener):
         self._places: tuple[ReplicaGroup, Mapping[str, slice]] | None = None
         """Places of the last round's parts, with the group that it was of: all replicas of that group have the same."""
 
-    def launch(self) -> None:
-        """Start the step's round, once a step; later calls of a step do nothing."""
+    def launch(self, *, reduces: bool = False) -> None:
+        """Start the step's round, once a step; later calls of a step do nothing.
+
+        ``reduces``: its first gradients are reduced now.
+        """
+        self.reduces = self.reduces or reduces
         with self._breaking(), self._lock:
             if self._round is None:
                 group = self._generation.group

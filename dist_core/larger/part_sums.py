@@ -27,10 +27,7 @@ BUCKET_BYTES = 25 * 2**20
 
 
 class PartSums:
-    """Sums of gradients over the processes that have the same part of a model.
-
-    ``begins``: told when a step's gradients are about to be summed.
-    """
+    """Sums of gradients over the processes that have the same part of a model."""
 
     norms: StepNorms | None = None
     last_bucket: Mark | None = None
@@ -44,7 +41,6 @@ class PartSums:
         whole: ReplicaGroup,
         *,
         slots_per_share: int,
-        begins: Callable[[], None],
     ) -> None:
         self._core = core
         self._parameters = parameters
@@ -52,7 +48,7 @@ class PartSums:
         self._device: Device = measurements.device
         self._model_group = whole
         self._slots_per_share = slots_per_share
-        self._begins = begins
+        self.begins: Callable[[], None] = lambda: None
         self._data_parallel: ReplicaGroup | None = None
         self.passive = True
         self.measuring = False
@@ -104,7 +100,7 @@ class PartSums:
         if self.passive:
             return
         self.last_bucket = self._device.mark()
-        self._begins()
+        self.begins()
         data_parallel = self._data_parallel
         assert data_parallel is not None
         if data_parallel.world_size == 1:

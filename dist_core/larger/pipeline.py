@@ -177,14 +177,7 @@ class ElasticPipeline(MeasuredModel, nn.Module):
         self._held = dict(self._held_of_stages())
         step_place = StepPlace()
         measured = measurements_of(core, self.stages, optimizers, device, preconditioned)
-        over = PartSums(
-            core,
-            parameters,
-            measured,
-            self._model_group,
-            slots_per_share=members,
-            begins=lambda: self.part.begin_reduction(),
-        )
+        over = PartSums(core, parameters, measured, self._model_group, slots_per_share=members)
         self._passes = PartPasses(core, parameters, step_place, over, measured, weighs=False, shares_data=True)
         self.part = WrappedModel(
             core,

@@ -105,9 +105,7 @@ class ElasticFullyShard(MeasuredModel, nn.Module):
         parameters = [each for each in model.parameters() if each.requires_grad]
         step_place = StepPlace()
         measured = measurements_of(core, model, optimizers, device, preconditioned)
-        over = PartSums(
-            core, parameters, measured, self._model_group, slots_per_share=1, begins=lambda: self.part.begin_reduction()
-        )
+        over = PartSums(core, parameters, measured, self._model_group, slots_per_share=1)
         alone = self._model_group.world_size == 1
         self._passes = PartPasses(core, parameters, step_place, over, measured, weighs=alone, shares_data=False)
         self.part = WrappedModel(

@@ -107,9 +107,7 @@ class AdaptiveDataParallel(MeasuredModel, DistributedDataParallel):
         rebuilt = FrozenWeights(model) if frozen == "rebuild" else None
         state = WrappedState(model, optimizers, schedules_in(lr_scheduler), mp_scaler, rebuilt)
         measured = measurements_of(core, model, optimizers, device, preconditioned)
-        self._gradient_reduction = BucketReduction(
-            core, self, device, choice, measured, begins=lambda: self.part.begin_reduction()
-        )
+        self._gradient_reduction = BucketReduction(core, self, device, choice, measured)
         self._passes = StepPasses(core, model, step_place, self._gradient_reduction, measured, state)
         self.part = WrappedModel(
             core,

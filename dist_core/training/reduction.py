@@ -21,10 +21,7 @@ from dist_core.trial.replica import Replica
 
 
 class BucketReduction:
-    """Sums gradients over the replicas in DDP's buckets, by the strategy that was chosen.
-
-    ``begins``: called when a step's first bucket is written.
-    """
+    """Sums gradients over the replicas in DDP's buckets, by the strategy that was chosen."""
 
     def __init__(
         self,
@@ -33,15 +30,13 @@ class BucketReduction:
         device: Device,
         choice: ReductionChoice,
         measurements: Measurements,
-        *,
-        begins: Callable[[], None],
     ) -> None:
         self._core = core
         self._model = model
         self._device = device
         self._choice = choice
         self._measurements = measurements
-        self._begins = begins
+        self.begins: Callable[[], None] = lambda: None
         self.group: BucketReducer = cast("BucketReducer", None)
         """Reducer that DDP asks for all-reduces."""
         self._trained = trained_weights(model.module)
@@ -73,7 +68,7 @@ class BucketReduction:
             group,
             self._choice.strategy,
             self._device,
-            on_first_bucket=self._begins,
+            on_first_bucket=self.begins,
             on_error=self._core.generation.mark_broken,
         )
         self.group.passive = group.world_size == 1

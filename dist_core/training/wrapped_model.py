@@ -91,6 +91,7 @@ class WrappedModel:
         self.passes = passes
         self.step_place = place = passes.place
         self.over = passes.over
+        self.over.begins = self._begin_reduction
         self.measurements = measurements = passes.measurements
         self.module = measurements.module
         self.device_of_gradients: Device = measurements.device
@@ -153,11 +154,10 @@ class WrappedModel:
         outside = self.step_place.step is None or self._core.loops.evaluations > 0
         return not self.training and not self.step_place.is_dry and outside
 
-    def begin_reduction(self) -> None:
-        """Begin the sums of a step's first gradients."""
+    def _begin_reduction(self) -> None:
         self.passes.note_loss_scale()
         if self._is_primary and self.step_place.step is not None:
-            self._core.shared_step.launch()
+            self._core.round.launch(reduces=True)
 
     # ------------------------------------------------------------------ a step's end, and its round
 

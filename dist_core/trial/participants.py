@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -178,6 +178,9 @@ class Summing(Protocol):
 
 class Reduction(Protocol):
     """Over the group that trains at present."""
+
+    begins: Callable[[], None]
+    """Called when the first gradients of a step are there to be summed."""
 
     @property
     def group(self) -> Summing: ...

@@ -1,7 +1,7 @@
 """Steps: one optimizer step of all replicas, from its first reduced gradient to what was decided in it.
 
 A step begins when the loader hands out the first batch of it. The body computes; its last backward pass reduces the
-gradients, and launches the round beside them (``SharedStep.launch``). The optimizer waits for the round before it
+gradients, and launches the round beside them (``StepVote.launch``). The optimizer waits for the round before it
 updates (``succeeds``), so that a step counts on all replicas or on none. When the body has run, the step is counted and
 its decisions are carried out (``Steps.finish``).
 """
@@ -37,11 +37,6 @@ class SharedStep(Voter):
         self._vote = vote
         self.was_left_out = False
         """The latest step that counts made no update."""
-
-    def launch(self) -> None:
-        """Start the step's round; called when its first gradients are reduced."""
-        self._vote.reduces = True
-        self._vote.launch()
 
     @property
     def reduces(self) -> bool:

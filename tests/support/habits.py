@@ -44,9 +44,9 @@ FROZEN = "frozen in a step"
 EARLIER = "in an epoch's second step"
 LATE_IN_AN_EVALUATION = "late in an evaluation"
 LOST = {
-    FROZEN: lambda core: core.shared_step.launch,
-    "in a step": lambda core: core.shared_step.launch,
-    EARLIER: lambda core: core.shared_step.launch,
+    FROZEN: lambda core: core.round.launch,
+    "in a step": lambda core: core.round.launch,
+    EARLIER: lambda core: core.round.launch,
     "between two updates": lambda core: core.record.counts_update,
     "in the body": lambda core: core.rendezvous.do,
     "in an evaluation": lambda core: core.departure.leave_evaluation_if_asked,
