@@ -443,6 +443,7 @@ class AddressStore(Store):
         data = value.encode() if isinstance(value, str) else value
         body = {**self._meeting, "key": key, "value": base64.b64encode(data).decode()}
         self._channel.request("PUT", "/rendezvous", body)
+        self._known[key] = data
 
     def get(self, key: str) -> bytes:
         if key not in self._known:
@@ -459,7 +460,8 @@ class AddressStore(Store):
                 )
                 waited += POLL_SECONDS
                 if answer["value"] is not None:
-                    self._known[key] = base64.b64decode(answer["value"])
+                    found = {**answer.get("beside", {}), key: answer["value"]}
+                    self._known |= {name: base64.b64decode(value) for name, value in found.items()}
         return self._known[key]
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:

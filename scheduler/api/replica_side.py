@@ -8,7 +8,8 @@ import logging
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any, TypeVar
 
 from fastapi import HTTPException, Request
@@ -33,6 +34,8 @@ ANSWER_SECONDS = 2.0
 MOST_KEYS = 4096
 LONGEST_VALUE = 65536
 CROWD = 256
+MOST_BESIDE, LONGEST_BESIDE = 256, 1024
+"""Keys that are sent along with the one that was asked for, and the longest of their values."""
 """Generations whose keys are kept before those of finished trials are looked for."""
 MOST_REPORTS = 1000
 
@@ -404,10 +407,16 @@ def replica_routes(service: Service) -> list[HotRoute]:
 
     @hot.get("/rendezvous", Meeting)
     async def rendezvous_get(caller: ReplicaRecord, query: Meeting) -> dict[str, Any]:
-        async def look() -> str | None:
-            return service.rendezvous.get((caller.trial_id, query.whole or query.generation), {}).get(query.key)
+        """Return the key's value, and those of its group that are there as well: the caller asks for all of them."""
 
-        return {"value": await until(caller.trial_id, query.wait, look)}
+        def keys() -> Mapping[str, str]:
+            return service.rendezvous.get((caller.trial_id, query.whole or query.generation), {})
+
+        async def look() -> str | None:
+            return keys().get(query.key)
+
+        value = await until(caller.trial_id, query.wait, look)
+        return {"value": value, "beside": {} if value is None else keys_beside(query.key, keys())}
 
     @hot.post("/call", Question)
     async def call(caller: ReplicaRecord, body: Question) -> dict[str, Any]:
@@ -424,6 +433,17 @@ def replica_routes(service: Service) -> list[HotRoute]:
         return {"answer": answer}
 
     return hot.routes
+
+
+def keys_beside(key: str, keys: Mapping[str, str]) -> dict[str, str]:
+    """Return the short ones among the keys of the same group, `group/rank`, and their values."""
+    group = key.rpartition("/")[0]
+    of_group = (
+        (name, value)
+        for name, value in keys.items()
+        if name.rpartition("/")[0] == group and len(value) <= LONGEST_BESIDE
+    )
+    return dict(islice(of_group, MOST_BESIDE))
 
 
 def _generation(trial: TrialRecord, replicas: list[ReplicaRecord]) -> dict[str, Any]:

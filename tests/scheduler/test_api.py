@@ -292,6 +292,19 @@ def test_rendezvous_keys_belong_to_a_trial_and_a_generation(site: Site) -> None:
     assert get(2) is None
 
 
+def test_a_key_comes_with_the_others_of_its_group(site: Site) -> None:
+    name = site.with_replica()
+    offer(site, name.rpartition("-")[0], 1)
+    values = {"control/0/0": "dg==", "control/0/1": "dw==", "data/0/0": "eA==", "control/0/2": "A" * 2000}
+    for key, value in values.items():
+        site.replica("PUT", "/rendezvous", {"generation": 1, "key": key, "value": value}, name=name)
+    params = {"generation": 1, "key": "control/0/1", "wait": 0}
+    answer = site.replica("GET", "/rendezvous", name=name, params=params).json()
+    assert answer == {"value": "dw==", "beside": {"control/0/0": "dg==", "control/0/1": "dw=="}}
+    answer = site.replica("GET", "/rendezvous", name=name, params={**params, "key": "control/0/3"}).json()
+    assert answer == {"value": None, "beside": {}}
+
+
 def test_keys_of_generations_that_are_not_on_offer_are_refused(site: Site) -> None:
     """Else a replica could fill the scheduler's memory with them."""
     name = site.with_replica()
