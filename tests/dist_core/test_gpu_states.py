@@ -26,6 +26,7 @@ from dist_core.trial.current import get_core
 from tests.support.checkpoints import written_by
 from tests.support.gpus import on_a_gpu, settle_on_a_place
 from tests.support.ranks import run_ranks
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.gpu
 
@@ -60,8 +61,7 @@ def test_a_checkpoint_holds_up_the_thread_that_trains_for_no_copy(gpu: torch.dev
         writer.save({"weights": weights}, {}, keeps=lambda tensor: True)
         writer.settle()
         took.append(time.perf_counter() - began)
-        while writer.busy:
-            time.sleep(0.01)
+        until(lambda: not writer.busy)
     # 400 MB over a link of 64 GB/s take 6 ms at the least.
     assert min(took) < 0.006
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from dist_core.errors import PeerLost
 from dist_core.generations.process_groups import ReplicaGroup, build_group
 from tests.support.ranks import run_ranks
+from tests.support.waiting import until
 
 LARGE = 50_000_000
 """Of which a part is on its way for long enough to do something meanwhile."""
@@ -67,10 +68,7 @@ def leaves_while_its_thread_tells_of_the_loss() -> bool:
     threads = set(psutil.Process().threads())
     group.break_off()
     del group, settled
-    deadline = time.monotonic() + 30.0
-    while len(psutil.Process().threads()) >= len(threads) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return len(psutil.Process().threads()) < len(threads)
+    return until(lambda: len(psutil.Process().threads()) < len(threads), 30.0, "its thread ends")
 
 
 def test_a_group_is_not_let_go_by_a_thread_of_its_own() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from scheduler.errors import SchedulerDidNotStart
 from scheduler.host.embedded import EmbeddedScheduler
+from tests.support.waiting import until
 
 
 def test_one_that_is_killed_while_it_starts_is_started_again(tmp_path: Path) -> None:
@@ -19,10 +19,8 @@ def test_one_that_is_killed_while_it_starts_is_started_again(tmp_path: Path) -> 
     killed: list[int] = []
 
     def kill_the_first() -> None:
-        while embedded.pid is None:
-            time.sleep(0.001)
-        killed.append(embedded.pid)
-        os.kill(embedded.pid, signal.SIGKILL)
+        killed.append(until(lambda: embedded.pid))
+        os.kill(killed[0], signal.SIGKILL)
 
     killer = threading.Thread(target=kill_the_first)
     killer.start()

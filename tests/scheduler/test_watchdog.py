@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import IO
 
@@ -15,6 +14,7 @@ import pytest
 from scheduler.host.server import EXIT_STUCK
 from scheduler.loop.watchdog import LOOK_SECONDS, STUCK_SECONDS, Watchdog
 from tests.support.site import TOKENS, Site
+from tests.support.waiting import until
 
 STUCK_SCHEDULER = """
 import os, sys, threading, time
@@ -88,14 +88,13 @@ def test_a_shared_scheduler_that_is_stuck_starts_itself_anew(tmp_path: Path) -> 
         next(announced)
         url = next(announced).split()[-1]
         token = (tmp_path / "state" / "token").read_text()
-        deadline = time.monotonic() + 30.0
-        while True:
+
+        def has_come_round() -> bool:
             metrics = httpx2.get(f"{url}/metrics", headers={"Authorization": f"Bearer {token}"}).text
             [tick] = [line for line in metrics.splitlines() if line.startswith("elastune_tick_seconds ")]
-            if float(tick.split()[1]) > 0.0:
-                break
-            assert time.monotonic() < deadline, "no loop has come round"
-            time.sleep(0.05)
+            return float(tick.split()[1]) > 0.0
+
+        until(has_come_round, 30.0, "a loop comes round")
         assert process.poll() is None
         assert "has not run for" in (tmp_path / "said").read_text()
     finally:

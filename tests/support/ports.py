@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import socket
-import time
 
 import httpx2
+
+from tests.support.waiting import until
 
 
 class ReservedPort:
@@ -33,11 +34,12 @@ class ReservedPort:
 
 def until_it_answers(url: str) -> None:
     """Wait for a server that is starting."""
-    deadline = time.monotonic() + 60.0
-    while True:
+
+    def answers() -> bool:
         try:
             httpx2.get(url, trust_env=False)
-            return
+            return True
         except httpx2.TransportError:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+            return False
+
+    until(answers)

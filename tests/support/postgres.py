@@ -10,11 +10,12 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from tests.support.waiting import until
 
 
 def binary(name: str) -> str | None:
@@ -47,10 +48,9 @@ def postgres_server() -> Iterator[str]:
         **as_user,
     )
     try:
-        deadline = time.monotonic() + 30.0
-        while "ready to accept connections" not in (folder / "log").read_text():
-            assert process.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()
-            time.sleep(0.05)
+        said = (folder / "log").read_text
+        until(lambda: process.poll() is not None or "ready to accept connections" in said(), 30.0, said)
+        assert process.poll() is None, said()
         yield f"postgresql+psycopg://elastune@/postgres?host={folder}"
     finally:
         process.send_signal(signal.SIGINT)  # without waiting for clients to leave

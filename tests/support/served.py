@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -22,6 +21,7 @@ from scheduler.errors import SchedulerUnreachable
 from scheduler.loop.control_loop import ControlLoop
 from scheduler.loop.settings import LoopSettings
 from scheduler.snapshot import Policy
+from tests.support.waiting import until
 from trials.agents.roster import Roster
 from trials.launch import Launcher
 from trials.store import TrialStore
@@ -68,14 +68,15 @@ class ServedLoop:
         self._thread.start()
 
     def wait_until_it_answers(self) -> None:
-        deadline = time.monotonic() + 30.0
+        def answers(client: SchedulerClient) -> bool:
+            try:
+                client.check()
+                return True
+            except SchedulerUnreachable:
+                return False
+
         with closing(self.client()) as client:
-            while True:
-                try:
-                    return client.check()
-                except SchedulerUnreachable:
-                    assert time.monotonic() < deadline
-                    time.sleep(0.02)
+            until(lambda: answers(client), 30.0, "the scheduler answers")
 
     def client(self) -> SchedulerClient:
         return SchedulerClient(self.url, OWNERS_TOKEN)

@@ -160,10 +160,8 @@ def test_an_agent_that_leaves_lets_its_replicas_leave_first(
     launcher = AgentLauncher(roster)
     row = started(launcher, tmp_path, "sleeps")
     log = tmp_path / "r.log"
-    deadline = time.monotonic() + 10.0
     # Its code has to be there to hear a signal.
-    while not log.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(log.exists, 10.0)
     time.sleep(0.5)
     roster.dismiss("the test is over")
     assert wait_for_exit(launcher, row).status == 143

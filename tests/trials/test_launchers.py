@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -147,13 +146,7 @@ def launch(launcher: Launcher, tmp_path: Path) -> Iterator[Callable[[str], Repli
 
 
 def wait_for_exit(launcher: Launcher, replica: ReplicaRecord, seconds: float = 20.0) -> Exit:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        gone = launcher.exits([replica])
-        if gone:
-            return gone[0]
-        time.sleep(0.01)
-    raise AssertionError(f"{replica.replica_id} is still running")
+    return until(lambda: launcher.exits([replica]), seconds, f"{replica.replica_id} ends")[0]
 
 
 @pytest.mark.parametrize(("function", "status"), [("returns_seven", 7), ("raises", 1), ("exits", 5)])
@@ -210,13 +203,7 @@ def test_a_forced_stop_takes_the_children_along(launcher: Launcher, launch: Call
 
 
 def wait_until_it_has_a_child(pid: int) -> psutil.Process:
-    deadline = time.monotonic() + 20.0
-    while time.monotonic() < deadline:
-        children = psutil.Process(pid).children()
-        if children:
-            return children[0]
-        time.sleep(0.01)
-    raise AssertionError("no child appeared")
+    return until(lambda: psutil.Process(pid).children(), 20.0, "a child appears")[0]
 
 
 @needs_groups
@@ -228,11 +215,8 @@ def test_a_process_that_left_the_session_ends_with_its_replica(
     pid = int((tmp_path / "logs" / "r0.log").read_text().split()[-1])
     groups = Cgroups.find()
     assert groups is not None
-    deadline = time.monotonic() + 10.0
-    while list(groups.unified.glob(f"elastune-{replica.pid}")):
-        assert time.monotonic() < deadline
-        launcher.exits([])
-        time.sleep(0.01)
+    path = groups.unified
+    until(lambda: not launcher.exits([]) and not list(path.glob(f"elastune-{replica.pid}")), 10.0)
     with contextlib.suppress(psutil.NoSuchProcess):
         assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
@@ -317,9 +301,8 @@ def test_a_fork_server_that_was_killed_is_replaced(tmp_path: Path) -> None:
     assert run("before") == 7
     assert launcher.servers is not None
     launcher.servers.kill()
-    deadline = time.monotonic() + 5.0
-    while not launcher.servers.trunk.gone and time.monotonic() < deadline:
-        time.sleep(0.01)
+    trunk = launcher.servers.trunk
+    until(lambda: trunk.gone, 5.0)
     assert run("after") == 7
     assert "hello from after" in (tmp_path / "after.log").read_text()
     launcher.close()
@@ -340,8 +323,7 @@ def test_a_fork_server_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: p
     # Others wait a moment for their turn, in case it is only slow.
     other = request_for(tmp_path, "returns_seven", name="other")
     assert not launcher.is_ready_for(other)
-    while not launcher.is_ready_for(other):
-        time.sleep(0.01)
+    until(lambda: launcher.is_ready_for(other))
     assert launcher.started(hanging.replica_id) is None
     gone_past = launcher.launch(other)
     assert gone_past is not None

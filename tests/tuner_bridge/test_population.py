@@ -23,6 +23,7 @@ from dist_core.errors import NothingLeftToTrain
 from scheduler.errors import RequestRefused
 from tests.support.objectives import counts_its_samples, descends
 from tests.support.sweep import POPULATION, Sweep, exploits_of
+from tests.support.waiting import until
 from trials.store.sql import SqlBacking
 from tuner_bridge import Population, enqueue_from, optimize
 from tuner_bridge.errors import InvalidSweep, SweepInterrupted
@@ -193,8 +194,7 @@ class Trains:
             raise NothingLeftToTrain
         if trial.number in self.parents and self._refused:
             self._refused -= 1
-            while self.parents[trial.number] not in self.ended:
-                time.sleep(0.002)
+            until(lambda: self.parents[trial.number] in self.ended)
             time.sleep(0.05)
             raise RequestRefused("its state was not kept")
         return self._train(trial, first, rate, name, follow)
