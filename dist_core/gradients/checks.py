@@ -104,20 +104,20 @@ def refuse_weights_changed_within_step(model: torch.nn.Module, trained: frozense
     )
 
 
-def refuse_unreduced(model: torch.nn.Module, world_size: int) -> None:
-    """Refuse an update from this replica's gradients alone: the replicas' weights would differ from now on."""
+def refuse_unreduced(model: torch.nn.Module, whole: str) -> None:
+    """Refuse an update from a part of a step's gradients; ``whole``: the replicas or passes that make all of them."""
     trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
     if any(each.grad is not None and bool(each.grad.any()) for each in trained.values()):
         if idle := [name for name, each in trained.items() if each.grad is None]:
             raise InvalidTraining(
                 f"{len(idle)} weights of {type(model).__name__} have no gradient in this step (the first is "
-                f"{idle[0]!r}), so no gradients were summed over the {world_size} replicas. If these weights take no "
+                f"{idle[0]!r}), so no gradients were summed over the {whole}. If these weights take no "
                 "part in the loss, give find_unused_parameters=True, as for DistributedDataParallel. An optimizer "
                 "that steps within the backward pass can train one replica only"
             )
         raise InvalidTraining(
-            f"an optimizer of {type(model).__name__} steps on gradients that were not reduced over the {world_size} "
-            "replicas: the forward pass bypassed AdaptiveDataParallel, or ran in evaluation mode outside a training "
+            f"an optimizer of {type(model).__name__} steps on gradients that were not reduced over the {whole}: "
+            "the forward pass bypassed AdaptiveDataParallel, or ran in evaluation mode outside a training "
             "loop. Call the wrapped model, not the one inside it, and call backward() within a loop over an "
             "AdaptiveDataLoader"
         )

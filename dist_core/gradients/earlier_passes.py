@@ -8,6 +8,7 @@ given back when the last one's begins: clipping sees the whole step's gradient, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -91,10 +92,20 @@ def note_backward(output: Any, note: Callable[[], None]) -> None:
         note()
 
 
-def around_backward(output: Any, *, begin: Callable[[], None] | None, end: Callable[[], None]) -> None:
+@dataclass(slots=True)
+class Backward:
+    """Backward pass through the outputs of one pass's forward calls, of which a loss may have several in it."""
+
+    runs: bool = False
+
+
+def around_backward(
+    output: Any, backward: Backward, *, begin: Callable[[], None] | None, end: Callable[[], None]
+) -> None:
     """Have ``begin`` run when a backward pass reaches the model's output, and ``end`` when that pass is complete.
 
-    Raises InvalidTraining when no tensor is found in the output to notice the pass by.
+    Both run once where it reaches several outputs that were given the same ``backward``. Raises InvalidTraining when no
+    tensor is found in the output to notice the pass by.
     """
     # A parameter that is returned as it is keeps its hooks, and is no sign that this pass's gradients are coming.
     tensors = [tensor for tensor in tensors_in(output) if tensor.requires_grad and not tensor.is_leaf]
@@ -103,21 +114,21 @@ def around_backward(output: Any, *, begin: Callable[[], None] | None, end: Calla
             f"the model returned {type(output).__name__} without a tensor that has a gradient; to train in several "
             "micro-batches, it must return tensors, or lists, tuples and dicts of them"
         )
-    running = False
+
+    # What ran when this forward pass was made has failed, and tells nobody of its end.
+    backward.runs = False
 
     def reached(_: torch.Tensor) -> None:
-        nonlocal running
-        if running:
+        if backward.runs:
             return
-        running = True
+        backward.runs = True
         if begin is not None:
             begin()
         # Twice, to come after DDP's own callback, which is registered when the last gradient is there.
         after_backward(lambda: after_backward(over))
 
     def over() -> None:
-        nonlocal running
-        running = False
+        backward.runs = False
         end()
 
     for tensor in tensors:

@@ -19,7 +19,12 @@ _SUM, _MEAN = 2, 1
 """Numbers of torch's reductions."""
 _QUOTIENT = "DivBackward"
 _SCALES = (_QUOTIENT, "MulBackward")
-_PRODUCTS = ("MmBackward", "BmmBackward")
+_PRODUCTS = ("MmBackward", "AddmmBackward", "BmmBackward", "CdistBackward")
+_CURVED = (
+    "SqrtBackward", "RsqrtBackward", "LogBackward", "Log10Backward", "Log2Backward", "ExpBackward", "PowBackward"
+)  # fmt: skip
+"""Operations that make no mean of a mean."""
+_SPREADS = ("StdBackward0", "VarBackward0")
 _FROM_WEIGHT = 3
 """Nodes between a weight and the product that it takes part in, at most: it is transposed, or viewed otherwise."""
 _KEEP_ONE_SIZE = "keep the trial at one size (min_replicas=max_replicas), without gradient_accumulation"
@@ -53,11 +58,19 @@ def other_than_mean(
                 return words
         reduction = getattr(node, "_saved_reduction", None)
         words = _mean_over_labels(node) if reduction == _MEAN and node.name().startswith("NllLoss") else None
-        elements = _elements_averaged(node)
-        if words is None and elements % rows and _is_made_of_samples(node, model, rows):
+        averaged = _elements_averaged(node)
+        is_mean = averaged > 1 and _is_made_of_samples(node, model, rows)
+        if words is None and is_mean and averaged % rows:
             words = (
-                f"a mean over {elements} elements of {rows} samples, of which some have more than others. Call "
+                f"a mean over {averaged} elements of {rows} samples, of which some have more than others. Call "
                 "loader.weigh(number of elements) before backward()"
+            )
+        if words is None and is_mean and rows > 2 and any(math.isclose(each * rows, 1.0) for each in divisors or ()):
+            words = f"a mean over the {rows} samples of a replica's pass, multiplied by {rows}. Leave that factor out"
+        if words is None and rows > 1 and _bends_a_mean(node, model):
+            words = (
+                "a function of a mean over the samples, such as its root, which is no mean itself. Apply it to each "
+                f"sample's own, or {_KEEP_ONE_SIZE}"
             )
         if words is None and model and node.name().startswith(_QUOTIENT) and _divides_by_sums(node, model):
             words = (
@@ -66,18 +79,23 @@ def other_than_mean(
             )
         if words is not None:
             return words
-        factors = node.next_functions if model and node.name().startswith(_PRODUCTS) else ()
-        if factors and not any(_is_weight(below, model) for below, _ in factors):
+        factors = node.next_functions[-2:] if model and _multiplies_samples(node, rows) else ()
+        spreads = rows > 1 and node.name() in _SPREADS and _is_over_first(node)
+        if (factors and not any(_is_weight(below, model) for below, _ in factors)) or (
+            spreads and _is_made_of_samples(node, model, rows)
+        ):
             return (
                 "a comparison of samples with each other, as in contrastive learning, and each replica and pass has "
                 f"its own samples only. {_KEEP_ONE_SIZE.capitalize()}"
             )
-        if elements or reduction is not None or node.name().startswith("MeanBackward"):
+        if is_mean or reduction is not None or node.name().startswith("MeanBackward1"):
             divisors = None
         elif divisors is not None and node.name().startswith(_SCALES):
             divisor = _divisor(node)
             divisors = None if divisor is None else (*divisors, divisor)
-        waiting += [(below, divisors) for below, _ in node.next_functions]
+        if not (node.name().startswith("StackBackward") and len(node.next_functions) == rows):
+            # Else each is one sample's loss.
+            waiting += [(below, divisors) for below, _ in node.next_functions]
     return None
 
 
@@ -105,10 +123,16 @@ def _elements_summed(node: Any, rows: int) -> int:
     if rows == 1 or not node.name().startswith("SumBackward"):
         return 0
     sizes = node._saved_self_sym_sizes
-    dims = {dim if dim < 2**63 else dim - 2**64 for dim in getattr(node, "_saved_dim", ())}
-    over_samples = not dims or (sizes[0] == rows and not dims.isdisjoint((0, -len(sizes))))
+    over_samples = node.name() == "SumBackward0" or (sizes[:1] == (rows,) and _is_over_first(node))
     elements = math.prod(sizes)
     return elements if over_samples and elements > 1 else 0
+
+
+def _is_over_first(node: Any) -> bool:
+    """Tell whether a sum or mean over some dimensions is over the first of them too."""
+    dims = {dim if dim < 2**63 else dim - 2**64 for dim in node._saved_dim or ()}
+    sizes = node._saved_self.shape if node.name() in _SPREADS else node._saved_self_sym_sizes
+    return not dims or not dims.isdisjoint((0, -len(sizes)))
 
 
 def _elements_averaged(node: Any) -> int:
@@ -138,17 +162,45 @@ def _is_made_of_samples(node: Any, model: Collection[Any], rows: int, *, through
             continue
         if below in model:
             return True
-        reduces = below.name() in ("MeanBackward0", "SumBackward0") or getattr(below, "_saved_reduction", 0) != 0
-        if through_sums or not reduces:
+        if through_sums or not _reduces_samples(below):
             waiting += [each for each, _ in below.next_functions]
     return False
 
 
+def _reduces_samples(node: Any) -> bool:
+    if node.name() in ("MeanBackward1", "SumBackward1", *_SPREADS):
+        return _is_over_first(node)
+    return node.name() in ("MeanBackward0", "SumBackward0") or getattr(node, "_saved_reduction", 0) != 0
+
+
 def _divides_by_sums(node: Any, model: Collection[Any]) -> bool:
     """Tell whether a number is divided by one that is made of the model's outputs."""
+    if len(node.next_functions) < 2:
+        # A number.
+        return False
     divisor, below = node._saved_other, node.next_functions[1][0]
     is_number = isinstance(divisor, torch.Tensor) and divisor.numel() == 1
     return is_number and below is not None and _is_made_of_samples(below, model, 0, through_sums=True)
+
+
+def _bends_a_mean(node: Any, model: Collection[Any]) -> bool:
+    """Tell whether a node takes the root, logarithm or power of one number that is made of the model's outputs."""
+    if not model or not node.name().startswith(_CURVED):
+        return False
+    number = getattr(node, "_saved_result", None)
+    number = getattr(node, "_saved_self", None) if number is None else number
+    is_number = isinstance(number, torch.Tensor) and number.numel() == 1
+    return is_number and _is_made_of_samples(node, model, 0, through_sums=True)
+
+
+def _multiplies_samples(node: Any, rows: int) -> bool:
+    """Tell whether a node multiplies matrices, or takes distances, which are no single sample's each."""
+    if not node.name().startswith(_PRODUCTS):
+        return False
+    if not node.name().startswith("BmmBackward"):
+        return True
+    factor = node._saved_mat2 if node._saved_self is None else node._saved_self
+    return factor is None or bool(factor.shape[0] % rows)
 
 
 Graph = tuple[str, ...]
@@ -174,7 +226,7 @@ def _divisor(node: Any) -> float | None:
         if factor.device.type != "cpu" or factor.numel() != 1:
             return None
         factor = factor.detach().item()
-    if not isinstance(factor, (int, float)) or not factor:
+    if not isinstance(factor, (int, float)) or not factor or not math.isfinite(factor):
         return None
     return abs(factor if node.name().startswith(_QUOTIENT) else 1.0 / factor)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from dist_core.gradients.step_place import StepPlace
 from dist_core.torch_private import StorageWeakRef, storages_of, tensors_in
 from dist_core.trial.models import is_batch_norm
 from dist_core.trial.replica import Replica
+
+logger = logging.getLogger(__name__)
 
 MOST_LOOKS = 8
 """Passes that are looked at, once the trial divides batches."""
@@ -93,8 +96,10 @@ class BatchLooks:
             other = other_than_mean(
                 loss, rows, self._outputs, batch=place.step.global_batch, denominator=place.denominator
             )
-        except (AttributeError, RuntimeError):
-            # A node of somebody's own, or a tensor that was changed in place, of which backward() itself tells.
+        except Exception as error:
+            # A node of somebody's own, say, or a tensor that was changed in place, of which backward() itself tells.
+            # Whatever it is: a look must not end a training.
+            logger.info("the loss of %s was not looked at: %s: %s", self._model, type(error).__name__, error)
             other = None
         if other is not None:
             self._losses_left = 0

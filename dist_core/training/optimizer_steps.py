@@ -31,6 +31,7 @@ class OptimizerSteps:
     ) -> None:
         self._core = core
         self._optimizers = optimizers
+        self._passes = passes
         self._place = passes.place
         self._gradient_reduction = passes.over
         self._measurements = passes.measurements
@@ -159,7 +160,9 @@ class OptimizerSteps:
 
     def _refuse_unreduced(self) -> None:
         if not self._gradient_reduction.is_alone and not self._gradient_reduction.group.reduced:
-            refuse_unreduced(self._module, self._core.generation.group.world_size)
+            refuse_unreduced(self._module, f"{self._core.generation.group.world_size} replicas")
+        elif self._passes.were_bypassed:
+            refuse_unreduced(self._module, "passes of this step")
 
     def _reduces_anew(self) -> None:
         self._gradient_reduction.group.reduced = False

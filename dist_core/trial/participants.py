@@ -94,6 +94,11 @@ class Passes(ABC):
     def look_at_loss(self, loss: torch.Tensor) -> None:  # noqa: B027  # parts have nothing to say of theirs
         """Warn of a loss whose gradient depends on how batches are divided."""
 
+    @property
+    def were_bypassed(self) -> bool:
+        """Tell whether gradients of one of several passes have come by another way than the wrapped model."""
+        return False
+
     # ------------------------------------------------------------------ gradients that the script sums up by itself
 
     @property

@@ -17,6 +17,7 @@ from tests.support.habits import BATCH, Kit, as_trial, examples, hear, network
 ROWS, CLASSES = 6, 4
 SUM, WEIGHTS, IGNORED = "a sum over the samples", "a mean over class weights", "the labels that are not ignored"
 DIVIDED, UNEVEN, QUOTIENT = "a replica's pass, divided by", "elements of 6 samples", "a quotient of sums"
+TIMES, BENT, COMPARED = "multiplied by 6", "a function of a mean", "a comparison of samples"
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 weights = torch.arange(1.0, CLASSES + 1.0)
 
@@ -48,6 +49,23 @@ LOSSES: list[tuple[str | None, Loss]] = [
     (None, lambda x, y: functional.kl_div(x.log_softmax(1), x.detach().softmax(1), reduction="batchmean")),
     (None, lambda x, y: torch.stack([functional.cross_entropy(x, y), x.mean()]).sum()),
     (None, lambda x, y: x.mean()),
+    (None, lambda x, y: functional.cross_entropy(x, functional.one_hot(y, CLASSES).float(), label_smoothing=0.1)),
+    (None, lambda x, y: x.mean(0).sum()),
+    (None, lambda x, y: x.mean(0).mean()),
+    (None, lambda x, y: functional.cross_entropy(x, y).sum(0)),
+    (None, lambda x, y: x.square().sum() / float("inf")),
+    (None, lambda x, y: torch.stack([functional.mse_loss(row, 2.0 * row.detach()) for row in x]).mean()),
+    (None, lambda x, y: torch.bmm(x[:, None], x[..., None]).mean()),
+    (None, lambda x, y: torch.cdist(x, torch.ones(3, CLASSES)).mean()),
+    (None, lambda x, y: 3.0 * functional.cross_entropy(x, y)),
+    (SUM, lambda x, y: x.sum(0).mean()),
+    (TIMES, lambda x, y: len(x) * (functional.cross_entropy(x, y) + x.mean())),
+    (BENT, lambda x, y: functional.mse_loss(x, torch.zeros_like(x)).sqrt()),
+    (BENT, lambda x, y: -10.0 * torch.log10(1.0 / functional.mse_loss(x, torch.zeros_like(x)))),
+    (COMPARED, lambda x, y: torch.cdist(x, x).mean()),
+    (COMPARED, lambda x, y: functional.relu(1.0 - x.std(0)).mean()),
+    (None, lambda x, y: x.var(1).mean()),
+    (COMPARED, lambda x, y: torch.einsum("ij,kj->ik", x, x).mean()),
     (SUM, lambda x, y: functional.cross_entropy(x, y, reduction="sum")),
     (SUM, lambda x, y: functional.mse_loss(x, torch.zeros_like(x), reduction="sum")),
     (SUM, lambda x, y: functional.mse_loss(x, torch.zeros_like(x), reduction="none").sum()),

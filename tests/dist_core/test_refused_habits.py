@@ -399,6 +399,7 @@ def test_a_habit_that_cannot_work_is_refused_by_name(breaks: Habit, match: str, 
 @pytest.mark.parametrize(
     ("breaks", "match"),
     [
+        (around_the_wrapper, "gradients that were not reduced over the passes of this step"),
         (with_an_attack, "clears gradients between a backward pass and the optimizer's step"),
         (with_updates_in_the_backward_pass, r"SGD.step\(\) runs within backward\(\), in a hook of a gradient"),
     ],
