@@ -7,6 +7,7 @@ early. So they are put back to what they were when the step began.
 
 from __future__ import annotations
 
+import dis
 import sys
 from collections.abc import Iterator, Mapping
 from types import CodeType, FrameType
@@ -53,6 +54,18 @@ class Counts:
                         frame.f_globals[name] = value
                     else:
                         put_variable(frame, *((held_by, name) if held_by else (name, "")), value)
+
+
+def counts_by_enumerate() -> bool:
+    """Tell whether the user's loop over batches, which asks for its next one, counts them by ``enumerate()``."""
+    frame = next(_users_frames(), None)
+    if frame is None:
+        return False
+    here = [(begin, end) for begin, end, line in frame.f_code.co_lines() if line == frame.f_lineno]
+    return any(
+        each.argval == "enumerate" and any(begin <= each.offset < end for begin, end in here)
+        for each in dis.get_instructions(frame.f_code)
+    )
 
 
 def _users_frames() -> Iterator[FrameType]:

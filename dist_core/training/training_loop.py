@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dist_core.data.order import Division, LoadedStep, StepPlan
 from dist_core.errors import InvalidTraining, RunAgain
 from dist_core.goodput import fixed_choice
+from dist_core.state.counts import counts_by_enumerate
 from dist_core.state.random_streams import seeded
 from dist_core.state.seeds import derived_seed
 from dist_core.training.step_times import StepTimes
@@ -89,12 +90,21 @@ class TrainingLoop:
                     core.rollback.begin_between_loops()
                 raise
         comes_in = not core.joined
+        joins = comes_in and core.generation.joining
         if comes_in:
             core.arrival.come_in()
         if not core.loops.begin():
             return
         self._loader.cursor.begin_loop()
         self._loader.source.begin_loop()
+        goes_on = self._loader.cursor.position > 0 and core.generation.group.rank == 0
+        if (joins or goes_on) and counts_by_enumerate():
+            why = "this replica joins the trial" if joins else "this epoch goes on behind batches that are trained"
+            core.warn(
+                f"{why}, and enumerate() does not count its batches as the trial does: until the next epoch, what "
+                "depends on that count, such as a learning rate, is not what the script means. Count with "
+                "dist_core.progress_step(batch_size), or in a variable that is set before the loop over epochs"
+            )
         self._leave_out_first(core)
         if started_passes is None and comes_in:
             # Others have begun it, whose last step may have just been theirs.

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import dist_core
 from dist_core.gradients.loss_means import other_than_mean
-from tests.support.habits import BATCH, Kit, as_trial, examples, hear, network
+from tests.support.habits import BATCH, GROWN, Kit, as_trial, examples, hear, network
 
 ROWS, CLASSES = 6, 4
 SUM, WEIGHTS, IGNORED = "a sum over the samples", "a mean over class weights", "the labels that are not ignored"
@@ -156,6 +156,12 @@ def test_a_count_of_batches_that_decides_what_is_computed_is_told_of_where_steps
     loss = decayed_by_progress if by_steps else decayed_by_turns
     [told] = as_trial(partial(said, loss=loss, about="two passes of one step"), 1, passes)
     assert len(told) == (1 if passes > 1 and not by_steps else 0)
+
+
+def test_a_replica_that_joins_tells_that_enumerate_counts_otherwise() -> None:
+    first, *joiners = as_trial(partial(said, loss=squares, about="enumerate() does not count"), GROWN)
+    assert not first
+    assert joiners and all(len(each) == 1 for each in joiners)
 
 
 @pytest.mark.parametrize(("replicas", "passes"), [(2, 1), (1, 2), (1, 1)])
