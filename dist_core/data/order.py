@@ -162,8 +162,8 @@ class ElasticCursor:
     def load_state_dict(self, state: dict[str, int]) -> None:
         if state["num_samples"] != self.num_samples:
             raise InvalidTraining(
-                f"the checkpoint was made on a dataset of {state['num_samples']} samples, this one has "
-                f"{self.num_samples}; train on the same data, or start a new trial"
+                f"the trial has trained on a dataset of {state['num_samples']} samples, and this loader's has "
+                f"{self.num_samples}; train on the same data in all epochs and runs, or start a new trial"
             )
         self.passes, self.position, self.seed = state["passes"], state["position"], state["seed"]
         self.left = bool(state["left"])

@@ -13,6 +13,8 @@ not applied.
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -28,6 +30,10 @@ from dist_core.gradients.reduce import Bucket, ReducedBucket, ReductionStrategy,
 from dist_core.gradients.reduce.ordered_worker import JobLine
 from dist_core.torch_private import GradBucket, work_of
 
+logger = logging.getLogger(__name__)
+
+LONG_SECONDS = 60.0
+"""A replica that waits so long for the others in a forward pass says so."""
 NormOf = Callable[[torch.Tensor, Sequence[Segment], int, int], torch.Tensor]
 """Squared norm of a part of a flat buffer, preconditioned or not; see ``noise.norms``."""
 
@@ -122,7 +128,14 @@ class BucketReducer(dist.ProcessGroup):
         return work_of(future.then(lambda done: [done.value()]))
 
     def broadcast(self, tensors: Any, options: Any) -> dist.Work:  # type: ignore[override]  # as DDP calls it
-        return self._among_all(tensors[0], lambda group, tensor: group.broadcast([tensor], options))
+        """Take over rank 0's bookkeeping, or buffers, in the forward pass: all replicas have to come to it."""
+        waits = threading.Timer(LONG_SECONDS, _say_that_it_waits)
+        waits.daemon = True
+        waits.start()
+        try:
+            return self._among_all(tensors[0], lambda group, tensor: group.broadcast([tensor], options))
+        finally:
+            waits.cancel()
 
     def _among_all(
         self, tensor: torch.Tensor, collective: Callable[[dist.ProcessGroup, torch.Tensor], dist.Work]
@@ -256,3 +269,12 @@ class Staging:
                 job.result.set_result(job.bucket.buffer)
         except Exception as error:
             job.result.set_exception(error)  # type: ignore[arg-type]  # annotated as a result in torch
+
+
+def _say_that_it_waits() -> None:
+    logger.warning(
+        "this replica has waited %.0f s in a model's forward pass for the others to come there too. If they leave this "
+        "model out of the step, all wait until the connection's time is over: a script that trains several models has "
+        "to decide alike on all replicas which one it trains (not by enumerate(), which a joiner counts otherwise)",
+        LONG_SECONDS,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from torch.utils.data import TensorDataset
 
 from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
 from dist_core.data.order import ElasticCursor
+from dist_core.gradients import bucket_reducer
 from dist_core.gradients.reduce import STRATEGIES, reduction_strategy
 from dist_core.gradients.reduce.power_sgd import PowerSGD
 from dist_core.torch_private import HashStore, layout_of_buckets, replace_process_group
 from dist_core.trial.current import get_core, reset_core
+from tests.support.habits import hear
 from tests.support.perceptrons import MODELS, SAMPLES, Perceptron, Points, train
 from tests.support.ranks import run_ranks
 
@@ -214,3 +217,26 @@ def test_where_gradients_lie_is_told_as_it_is_in_each_group() -> None:
     [[first, turned, *again]] = run_ranks(layouts_by_group, 1)
     assert first != turned
     assert again == [first, turned]
+
+
+def heard_while_one_is_late() -> list[str]:
+    words: list[str] = []
+    hear(words)
+    bucket_reducer.LONG_SECONDS = 0.05
+    model = Perceptron()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = AdaptiveDataLoader(Points(), batch_size=10)
+    wrapped = AdaptiveDataParallel(model, optimizer)
+    for _ in remaining_epochs_until(1):
+        for x, y in loader:
+            if get_core().generation.group.rank == 1:
+                time.sleep(0.3)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(wrapped(x), y).backward()
+            optimizer.step()
+    return [each for each in words if "in a model's forward pass" in each]
+
+
+def test_a_replica_that_waits_long_in_a_forward_pass_says_so() -> None:
+    first, late = run_ranks(heard_while_one_is_late, 2)
+    assert first and not late
