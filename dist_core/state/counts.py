@@ -1,4 +1,4 @@
-"""Counts that a script keeps by itself: numbers and lists around the batch that its loop's body computes.
+"""Counts that a script keeps by itself: numbers, and what holds some, around the batch that its loop's body computes.
 
 A step that loses a replica does not count, and its body runs again with the same batch. A count of batches, a sum of
 losses or a list that the body appends to would move twice then, and a loop that ends by its own count would end a step
@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import dis
 import sys
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
+import torch
 
-from dist_core.state.script_variables import NUMBERS_AND_TEXTS, is_object_of_user, put_variable, users_frame
+from dist_core.state.script_variables import NUMBERS_AND_TEXTS, is_users_class, put_variable, users_frame
 
 MOST_FRAMES = 3
 """The user's functions that are looked at, from the one with the loop over batches outwards."""
 _COUNTED = frozenset({*NUMBERS_AND_TEXTS, np.float32, np.float64, np.int32, np.int64})
+_DICTIONARIES = frozenset({dict, OrderedDict, defaultdict, Counter})
+MOST_ITEMS = 64
+"""Of a dictionary or a deque: larger ones are no counts."""
 _IN_GLOBALS = None
 
 
@@ -31,18 +36,38 @@ class Counts:
         self._numbers: dict[CodeType, dict[str | None, dict[str, Any]]] = {}
         """Numbers by function, and of each by the name of what holds them."""
         self._lists: dict[int, tuple[list[Any], int]] = {}
+        self._dictionaries: dict[int, tuple[dict[Any, Any], frozenset[Any], dict[Any, Any]]] = {}
+        """Dictionaries, their keys, and the numbers in them."""
+        self._deques: dict[int, tuple[deque[Any], tuple[Any, ...]]] = {}
         for frame in _users_frames():
             numbers = self._numbers[frame.f_code] = {}
             for held_by, variables in _variables_of(frame):
                 numbers[held_by] = {name: value for name, value in variables.items() if type(value) in _COUNTED}
                 for value in variables.values():
-                    if type(value) is list:
-                        self._lists[id(value)] = (value, len(value))
+                    self._note(value)
+
+    def _note(self, value: Any) -> None:
+        kind = type(value)
+        if kind is list:
+            self._lists[id(value)] = (value, len(value))
+        elif kind in _DICTIONARIES and len(value) <= MOST_ITEMS:
+            numbers = {name: each for name, each in value.items() if type(each) in _COUNTED}
+            self._dictionaries[id(value)] = (value, frozenset(value), numbers)
+            self._lists |= {id(each): (each, len(each)) for each in value.values() if type(each) is list}
+        elif kind is deque and len(value) <= MOST_ITEMS and all(type(each) in _COUNTED for each in value):
+            self._deques[id(value)] = (value, tuple(value))
 
     def put_back(self) -> None:
         """Put them back, where the same functions have called."""
         for values, length in self._lists.values():
             del values[length:]
+        for dictionary, names, counted in self._dictionaries.values():
+            for name in [name for name, each in dictionary.items() if name not in names and type(each) in _COUNTED]:
+                del dictionary[name]
+            dictionary.update(counted)
+        for recent, kept in self._deques.values():
+            recent.clear()
+            recent.extend(kept)
         for frame in _users_frames():
             numbers = self._numbers.get(frame.f_code, {})
             for held_by, variables in _variables_of(frame):
@@ -89,7 +114,8 @@ def _variables_of(frame: FrameType) -> Iterator[tuple[str | None, Mapping[str, A
     variables = dict(frame.f_locals)
     yield "", variables
     for name, value in variables.items():
-        if is_object_of_user(value):
+        kind = type(value)
+        if is_users_class(kind) and hasattr(value, "__dict__") and not issubclass(kind, torch.utils.data.Dataset):
             yield name, vars(value)
     if frame.f_locals is not frame.f_globals:
         own = frame.f_globals

@@ -268,18 +268,18 @@ def _is_stateful(value: Any) -> bool:
         callable(getattr(value, "state_dict", None))
         and callable(getattr(value, "load_state_dict", None))
         and not isinstance(value, (type, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler))
-        and _is_users_class(type(value))
+        and is_users_class(type(value))
     )
 
 
 def is_object_of_user(value: Any) -> bool:
     """Tell whether a value is an object of a class that the script, or a module beside it, defines."""
-    if not _is_users_class(type(value)) or not hasattr(value, "__dict__") or callable(value):
+    if not is_users_class(type(value)) or not hasattr(value, "__dict__") or callable(value):
         return False
     return not isinstance(value, (type, torch.utils.data.Dataset))
 
 
-def _is_users_class(kind: type) -> bool:
+def is_users_class(kind: type) -> bool:
     name = kind.__module__
     return name in sys.modules and _is_users_module(name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import Any
 
 import pytest
@@ -203,13 +204,13 @@ def test_a_lost_replica_takes_along_what_it_added_after_its_last_step() -> None:
     assert survivors[0] == survivors[2] == [96.0, 96.0 - 8.0, 96.0]
 
 
-said: dict[str, list[str]] = {"warnings": []}
+said: tuple[list[str]] = ([],)
 
 
 def sums_over_two_batches(kit: Kit) -> list[str]:
     """Return what is logged of a lost replica while gradients of several batches are summed up."""
     # No list of the script's, which would be put back with its counts.
-    hear(said["warnings"])
+    hear(said[0])
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
@@ -219,7 +220,7 @@ def sums_over_two_batches(kit: Kit) -> list[str]:
             if index % 2:
                 optimizer.step()
                 optimizer.zero_grad()
-    return [each for each in said["warnings"] if "enumerate() counts that batch twice" in each]
+    return [each for each in said[0] if "enumerate() counts that batch twice" in each]
 
 
 def test_counts_of_batches_are_told_of_where_a_lost_replica_repeats_one() -> None:
@@ -236,6 +237,12 @@ class StepsOfItsOwn:
 
     def __init__(self, most: int) -> None:
         self.done, self.most = 0, most
+        self.seen: dict[str, Any] = {"batches": 0, "rows": []}
+        self.recent: deque[int] = deque(maxlen=3)
+
+    def __call__(self) -> None:
+        """A criterion, say, which counts its calls."""
+        self.recent.append(self.done)
 
     def one_epoch(self, loader: Any, optimizer: torch.optim.Optimizer, wrapped: Any, losses: list[float]) -> int:
         global batches_of_all
@@ -245,6 +252,12 @@ class StepsOfItsOwn:
             mse(wrapped(x), y).backward()
             optimizer.step()
             self.done += 1
+            self.seen["batches"] += 1
+            self.seen[f"batch {self.done}"] = 1
+            self.seen["rows"].append(1.0)
+            self()
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.97
             batches += 1
             batches_of_all += 1
             losses.append(float(len(losses)))
@@ -264,7 +277,17 @@ def ends_by_its_own_count(kit: Kit) -> list[float]:
         total += steps.one_epoch(loader, optimizer, wrapped, losses)
         if steps.done == steps.most:
             break
-    return [*weights_of(model), total, steps.done, batches_of_all, *losses]
+    numbers = [each for each in steps.seen.values() if isinstance(each, int)]
+    return [
+        *weights_of(model),
+        total,
+        steps.done,
+        batches_of_all,
+        *losses,
+        sum(numbers),
+        len(steps.seen["rows"]),
+        *steps.recent,
+    ]
 
 
 def test_counts_of_its_own_move_once_in_a_step_that_lost_a_replica() -> None:
