@@ -189,11 +189,20 @@ class ScriptVariables(Listener):
     # ------------------------------------------------------------------ variables
 
     def _leaves(self) -> Iterator[tuple[str, Any]]:
-        """Yield variables by path, attributes of the script's own objects among them (``stopper.best``)."""
+        """Yield variables by path, attributes of the script's own objects among them (``stopper.best``).
+
+        Of the script's own modules, which are saved by ``state_dict()``, the numbers that are not in it.
+        """
         if self._frame is None:
             return
         for name, value in list(self._frame.f_locals.items()):
-            if name.startswith("__") or self._belongs_to_trial(value):
+            if name.startswith("__"):
+                continue
+            if _is_module(value) and is_users_class(type(value)):
+                for attribute, held in list(vars(value).items()):
+                    if type(held) in NUMBERS_AND_TEXTS and attribute != "training" and not attribute.startswith("_"):
+                        yield f"{name}.{attribute}", held
+            if self._belongs_to_trial(value):
                 continue
             if _is_leaf(value) or name in self._at_first:
                 yield name, value

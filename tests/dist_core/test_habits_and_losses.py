@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.optim import lr_scheduler as lr
 
 import dist_core
@@ -19,9 +20,12 @@ from dist_core.state.states import FunctionState
 from tests.support.habits import (
     FROZEN,
     FROZEN_SECONDS,
+    GROWN,
     LATE_IN_AN_EVALUATION,
+    RESCALED,
     Habit,
     Kit,
+    as_trial,
     examples,
     hear,
     in_plain_pytorch,
@@ -295,6 +299,37 @@ def test_counts_of_its_own_move_once_in_a_step_that_lost_a_replica() -> None:
     survivors = with_a_loss(ends_by_its_own_count, "in a step")
     for found in (survivors[0], survivors[2]):
         assert found == pytest.approx(expected, abs=1e-5)
+
+
+class Annealed(nn.Module):
+    """A criterion whose weight follows a count of its own, as for the KL term of a VAE."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return mse(outputs, y) * (1.0 + 0.1 * self.calls)
+
+
+def anneals(kit: Kit) -> list[float]:
+    model, criterion = network(), Annealed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
+    for _ in kit.epochs(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            criterion(wrapped(x), y).backward()
+            optimizer.step()
+    return [*weights_of(model), criterion.calls]
+
+
+@pytest.mark.parametrize("replicas", [RESCALED, GROWN])
+def test_numbers_of_a_scripts_modules_belong_to_the_trial(replicas: int) -> None:
+    expected = in_plain_pytorch(anneals)
+    for found in as_trial(anneals, replicas):
+        assert found is None or found == pytest.approx(expected, abs=1e-5)
 
 
 def many_sums(kit: Kit) -> list[dict[str, float]]:
