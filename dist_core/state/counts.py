@@ -24,7 +24,7 @@ MOST_FRAMES = 3
 _COUNTED = frozenset({*NUMBERS_AND_TEXTS, np.float32, np.float64, np.int32, np.int64})
 _DICTIONARIES = frozenset({dict, OrderedDict, defaultdict, Counter})
 MOST_ITEMS = 64
-"""Of a dictionary or a deque: larger ones are no counts."""
+"""Largest size of a dictionary or a deque of counts."""
 _IN_GLOBALS = None
 
 
@@ -82,15 +82,22 @@ class Counts:
 
 
 def counts_by_enumerate() -> bool:
-    """Tell whether the user's loop over batches, which asks for its next one, counts them by ``enumerate()``."""
+    """Tell whether the user's loop over batches, which asks for its next one, uses their count by ``enumerate()``."""
     frame = next(_users_frames(), None)
     if frame is None:
         return False
     here = [(begin, end) for begin, end, line in frame.f_code.co_lines() if line == frame.f_lineno]
-    return any(
-        each.argval == "enumerate" and any(begin <= each.offset < end for begin, end in here)
-        for each in dis.get_instructions(frame.f_code)
-    )
+    code = list(dis.get_instructions(frame.f_code))
+    if not any(each.argval == "enumerate" and any(a <= each.offset < b for a, b in here) for each in code):
+        return False
+    stored = [each for each in code if each.offset > frame.f_lasti and each.opname.startswith("STORE_")]
+    count = _names(stored[0])[0] if stored else None
+    return any(each.opname.startswith("LOAD_") and count in _names(each) for each in code)
+
+
+def _names(instruction: dis.Instruction) -> tuple[Any, ...]:
+    """Return the variables of an instruction; newer Pythons load and store two at once."""
+    return instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
 
 
 def _users_frames() -> Iterator[FrameType]:

@@ -34,6 +34,7 @@ NUMBERS_AND_TEXTS = (type(None), bool, int, float, str)
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _NOTHING = object()
 _OURS = ("dist_core", "tuner_bridge", "trials", "scheduler")
+_GLOBAL = "global "
 NAME = "variables"
 """Name of this state among the trial's."""
 
@@ -191,10 +192,15 @@ class ScriptVariables(Listener):
     def _leaves(self) -> Iterator[tuple[str, Any]]:
         """Yield variables by path, attributes of the script's own objects among them (``stopper.best``).
 
-        Of the script's own modules, which are saved by ``state_dict()``, the numbers that are not in it.
+        Of the script's own modules, which are saved by ``state_dict()``, the numbers that are not in it; and numbers
+        that are global where the loop stands in a function.
         """
         if self._frame is None:
             return
+        if self._frame.f_locals is not self._frame.f_globals:
+            for name, value in list(self._frame.f_globals.items()):
+                if type(value) in NUMBERS_AND_TEXTS and not name.startswith("__"):
+                    yield f"{_GLOBAL}{name}", value
         for name, value in list(self._frame.f_locals.items()):
             if name.startswith("__"):
                 continue
@@ -214,6 +220,9 @@ class ScriptVariables(Listener):
 
     def _put(self, path: str, value: Any) -> None:
         assert self._frame is not None
+        if path.startswith(_GLOBAL):
+            self._frame.f_globals[path.removeprefix(_GLOBAL)] = value
+            return
         name, _, attribute = path.partition(".")
         put_variable(self._frame, name, attribute, value)
 

@@ -98,7 +98,7 @@ def test_the_rest_of_a_pass_is_never_a_sliver_when_batches_may_vary() -> None:
 
 def test_a_checkpoint_of_other_data_is_refused() -> None:
     state = ElasticCursor(10, shuffle=False).state_dict()
-    with pytest.raises(InvalidTraining, match="10 samples, this one has 11"):
+    with pytest.raises(InvalidTraining, match="10 samples, and this loader's has 11"):
         ElasticCursor(11, shuffle=False).load_state_dict(state)
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from dist_core.state.counts import counts_by_enumerate
 from dist_core.state.position import Position
 from dist_core.state.script_variables import ScriptVariables
 
@@ -38,13 +39,19 @@ def epochs(variables: ScriptVariables, numbers: range) -> Iterator[int]:
         variables.look()
 
 
+seen_by_all = 0
+
+
 def script(variables: ScriptVariables, numbers: range, rank: int = 0) -> dict[str, Any]:
+    global seen_by_all
+    seen_by_all = 0
     trained, average, stopper = nn.Linear(2, 1), nn.Linear(2, 1), Stopper()
     losses, array, tensors, steps = [], np.zeros(3), [torch.zeros(2)], 0
     held, name, recent, best = {"rank": rank, "seen": 0}, f"rank {rank}", collections.deque[int](), None
     alias, flips = tensors, 0
     for number in numbers and epochs(variables, numbers):
         steps += 1
+        seen_by_all += 1
         flips = 1 - flips
         losses.append(1.0 / (number + 1))
         array += number
@@ -56,6 +63,7 @@ def script(variables: ScriptVariables, numbers: range, rank: int = 0) -> dict[st
         stopper.ends(losses[-1] if number < 2 else 9.0, trained)
     found = {
         "steps": steps,
+        "seen by all": seen_by_all,
         "losses": list(losses),
         "array": array.tolist(),
         "tensor": alias[0].tolist(),
@@ -122,3 +130,22 @@ def test_another_loop_takes_nothing_of_it() -> None:
     for _ in epochs(variables, range(1)):
         count += 1
     assert count == 1
+
+
+def batches(looks: list[bool]) -> Iterator[int]:
+    """Stand in for a loader, whose own frames are not the user's."""
+    library: dict[str, Any] = {"__name__": "dist_core.loader", "look": counts_by_enumerate}
+    exec("def batches(looks):\n    looks.append(look())\n    yield 0", library)
+    found: Iterator[int] = library["batches"](looks)
+    return found
+
+
+def test_a_count_by_enumerate_is_known_where_it_is_used() -> None:
+    looks: list[bool] = []
+    for index, _ in enumerate(batches(looks)):
+        looks.append(index > 0)
+    for unused, _ in enumerate(batches(looks)):  # noqa: B007
+        looks.append(False)
+    for _ in batches(looks):
+        break
+    assert looks[::2] == [True, False, False]
