@@ -26,6 +26,7 @@ from dist_core.generations.running_sums import RunningSums
 from dist_core.generations.step_record import StepRecord
 from dist_core.generations.step_vote import StepVote, Voter
 from dist_core.generations.switch import Switch
+from dist_core.gradients.patched_calls import models_of
 from dist_core.life import Life, Listener
 from dist_core.link.client import ControlChannel
 from dist_core.link.environment import (
@@ -252,6 +253,8 @@ class Replica:
         if isinstance(value, torch.nn.Module):
             trained = {id(each) for each in self.models.trained()}
             return any(id(each) in trained for each in value.parameters())
+        if isinstance(value, torch.optim.Optimizer) and models_of(value):
+            return True
         return self.registry.holds(value)
 
     def _say_what_is_lost(self, message: str) -> None:
