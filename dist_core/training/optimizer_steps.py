@@ -39,6 +39,8 @@ class OptimizerSteps:
         self._device = passes.measurements.device
         self._scale = scale
         self._checked = False
+        self._rates: dict[int, tuple[int, list[Any]]] | None = {}
+        """Rates of each optimizer at its latest step, and the trial's step of that; None once a change was told of."""
         self.reduction: Elapsed | None = None
         """Time from the last step's last bucket to the end of the reduction; None where nothing was reduced."""
 
@@ -72,6 +74,8 @@ class OptimizerSteps:
                 "takes several passes, and only the last one applies updates: it would have that pass's gradient "
                 f"alone. Train each batch {UNDIVIDED}"
             )
+        if self._place.has_several_passes and self._rates is not None:
+            self._compare_rates(optimizer, self._rates)
         for each in sharing:
             each._check_once()
             each._place.passed_step = True
@@ -79,6 +83,20 @@ class OptimizerSteps:
             answer = self._update(sharing, optimizer, original, args, kwargs)
             result = answer if closure is None else result
         return result
+
+    def _compare_rates(self, optimizer: torch.optim.Optimizer, rates: dict[int, tuple[int, list[Any]]]) -> None:
+        """Warn, once, of a loop that sets another learning rate in each pass of one step."""
+        step = self._core.position.steps
+        now = [group["lr"] for group in optimizer.param_groups if not isinstance(group["lr"], torch.Tensor)]
+        of_step, before = rates.get(id(optimizer), (-1, now))
+        rates[id(optimizer)] = step, now
+        if of_step == step and before != now:
+            self._rates = None
+            self._core.warn(
+                f"the training loop gave {type(optimizer).__name__} another learning rate ({before} and {now}) in two "
+                "passes of one step: a step's batch may come in several passes, and the body runs in each. Set the "
+                "rate by dist_core.progress_step(batch_size), or count batches where model.is_last_micro_batch is true"
+            )
 
     def _check_once(self) -> None:
         if not self._checked:

@@ -158,6 +158,31 @@ def test_a_count_of_batches_that_decides_what_is_computed_is_told_of_where_steps
     assert len(told) == (1 if passes > 1 and not by_steps else 0)
 
 
+def said_of_rates(kit: Kit, *, by_progress: bool) -> list[str]:
+    words: list[str] = []
+    hear(words)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
+    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer, lr_scheduler=schedule)
+    for _ in kit.epochs(2):
+        for index, (x, y) in enumerate(loader):
+            if not by_progress:
+                optimizer.param_groups[0]["lr"] = 0.001 / (1 + index)
+            optimizer.zero_grad()
+            functional.mse_loss(wrapped(x), y).backward()
+            optimizer.step()
+            if by_progress:
+                schedule.step()
+    return [each for each in words if "another learning rate" in each]
+
+
+@pytest.mark.parametrize(("passes", "by_progress"), [(1, False), (2, False), (3, False), (3, True)])
+def test_a_rate_that_changes_within_a_step_is_told_of_once(passes: int, by_progress: bool) -> None:
+    [told] = as_trial(partial(said_of_rates, by_progress=by_progress), 1, passes)
+    assert len(told) == (1 if passes > 1 and not by_progress else 0)
+
+
 def test_a_replica_that_joins_tells_that_enumerate_counts_otherwise() -> None:
     first, *joiners = as_trial(partial(said, loss=squares, about="enumerate() does not count"), GROWN)
     assert not first
