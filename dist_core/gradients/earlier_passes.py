@@ -94,7 +94,7 @@ def note_backward(output: Any, note: Callable[[], None]) -> None:
 
 @dataclass(slots=True)
 class Backward:
-    """Backward pass through the outputs of one pass's forward calls, of which a loss may have several in it."""
+    """Backward pass through a model's outputs, of which a loss may have several in it."""
 
     runs: bool = False
 
@@ -115,7 +115,7 @@ def around_backward(
             "micro-batches, it must return tensors, or lists, tuples and dicts of them"
         )
 
-    # What ran when this forward pass was made has failed, and tells nobody of its end.
+    # One that still runs when a forward pass is made has failed, and tells nobody of its end.
     backward.runs = False
 
     def reached(_: torch.Tensor) -> None:

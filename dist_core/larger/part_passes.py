@@ -9,7 +9,7 @@ import torch
 from dist_core.data.order import StepPlan
 from dist_core.errors import BatchLeftOut, InvalidTraining
 from dist_core.gradients.bucket_reducer import StepNorms
-from dist_core.gradients.earlier_passes import Backward, around_backward
+from dist_core.gradients.earlier_passes import around_backward
 from dist_core.gradients.noise.measurements import Measurements
 from dist_core.gradients.step_place import StepPlace
 from dist_core.larger.part_sums import PartSums
@@ -44,7 +44,6 @@ class PartPasses(Passes):
         self._num_parts = 1
         self._counts: list[float] | None = None
         """Examples of each pass of this replica, on measured steps."""
-        self._backward = Backward()
         self._passed = False
         """True once the present pass has come through its backward pass."""
 
@@ -53,7 +52,6 @@ class PartPasses(Passes):
     def begin(self, step: StepPlan, index: int, *, measures: bool) -> None:
         """Begin the pass of micro-batch ``index``; ``measures``: its gradients feed the noise scale."""
         self.place.begin_micro_batch(step, index, measures=measures)
-        self._backward = Backward()
         self._passed = False
         if index > 0:
             return

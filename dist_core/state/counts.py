@@ -15,9 +15,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
-import torch
 
-from dist_core.state.script_variables import NUMBERS_AND_TEXTS, is_users_class, put_variable, users_frame
+from dist_core.state.script_variables import NUMBERS_AND_TEXTS, is_object_of_user, put_variable, users_frame
 
 MOST_FRAMES = 3
 """The user's functions that are looked at, from the one with the loop over batches outwards."""
@@ -121,8 +120,7 @@ def _variables_of(frame: FrameType) -> Iterator[tuple[str | None, Mapping[str, A
     variables = dict(frame.f_locals)
     yield "", variables
     for name, value in variables.items():
-        kind = type(value)
-        if is_users_class(kind) and hasattr(value, "__dict__") and not issubclass(kind, torch.utils.data.Dataset):
+        if is_object_of_user(value):
             yield name, vars(value)
     if frame.f_locals is not frame.f_globals:
         own = frame.f_globals

@@ -204,7 +204,7 @@ class ScriptVariables(Listener):
         for name, value in list(self._frame.f_locals.items()):
             if name.startswith("__"):
                 continue
-            if _is_module(value) and is_users_class(type(value)):
+            if _is_module(value) and _is_users_class(type(value)):
                 for attribute, held in list(vars(value).items()):
                     if type(held) in NUMBERS_AND_TEXTS and attribute != "training" and not attribute.startswith("_"):
                         yield f"{name}.{attribute}", held
@@ -212,7 +212,7 @@ class ScriptVariables(Listener):
                 continue
             if _is_leaf(value) or name in self._at_first:
                 yield name, value
-            elif is_object_of_user(value):
+            elif not callable(value) and is_object_of_user(value):
                 for attribute, held in list(vars(value).items()):
                     path = f"{name}.{attribute}"
                     if not self._belongs_to_trial(held) and (_is_leaf(held) or path in self._at_first):
@@ -286,18 +286,17 @@ def _is_stateful(value: Any) -> bool:
         callable(getattr(value, "state_dict", None))
         and callable(getattr(value, "load_state_dict", None))
         and not isinstance(value, (type, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler))
-        and is_users_class(type(value))
+        and _is_users_class(type(value))
     )
 
 
 def is_object_of_user(value: Any) -> bool:
     """Tell whether a value is an object of a class that the script, or a module beside it, defines."""
-    if not is_users_class(type(value)) or not hasattr(value, "__dict__") or callable(value):
-        return False
-    return not isinstance(value, (type, torch.utils.data.Dataset))
+    is_users = _is_users_class(type(value)) and hasattr(value, "__dict__")
+    return is_users and not isinstance(value, (type, torch.utils.data.Dataset))
 
 
-def is_users_class(kind: type) -> bool:
+def _is_users_class(kind: type) -> bool:
     name = kind.__module__
     return name in sys.modules and _is_users_module(name)
 

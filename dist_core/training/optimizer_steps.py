@@ -74,8 +74,8 @@ class OptimizerSteps:
                 "takes several passes, and only the last one applies updates: it would have that pass's gradient "
                 f"alone. Train each batch {UNDIVIDED}"
             )
-        if self._place.has_several_passes and self._rates is not None:
-            self._compare_rates(optimizer, self._rates)
+        if self._place.has_several_passes:
+            self._compare_rates(optimizer)
         for each in sharing:
             each._check_once()
             each._place.passed_step = True
@@ -84,12 +84,14 @@ class OptimizerSteps:
             result = answer if closure is None else result
         return result
 
-    def _compare_rates(self, optimizer: torch.optim.Optimizer, rates: dict[int, tuple[int, list[Any]]]) -> None:
+    def _compare_rates(self, optimizer: torch.optim.Optimizer) -> None:
         """Warn, once, of a loop that sets another learning rate in each pass of one step."""
+        if self._rates is None:
+            return
         step = self._core.position.steps
         now = [group["lr"] for group in optimizer.param_groups if not isinstance(group["lr"], torch.Tensor)]
-        of_step, before = rates.get(id(optimizer), (-1, now))
-        rates[id(optimizer)] = step, now
+        of_step, before = self._rates.get(id(optimizer), (-1, now))
+        self._rates[id(optimizer)] = step, now
         if of_step == step and before != now:
             self._rates = None
             self._core.warn(

@@ -15,7 +15,7 @@ import torch
 from dist_core.data.order import StepPlan
 from dist_core.errors import UNDIVIDED, BatchLeftOut, InvalidTraining
 from dist_core.gradients.bucket_reducer import StepNorms
-from dist_core.gradients.earlier_passes import Backward, SynchronizedNorms, around_backward, note_backward
+from dist_core.gradients.earlier_passes import SynchronizedNorms, around_backward, note_backward
 from dist_core.gradients.noise.measurements import Measurements
 from dist_core.gradients.step_place import StepPlace
 from dist_core.gradients.wrapped_state import WrappedState
@@ -61,7 +61,6 @@ class StepPasses(Passes):
         """Earlier passes of the present step whose body has called the step of an optimizer."""
         self._waiting: list[torch.Tensor | None] = []
         """Gradients as they were before the present step, where the user's code sums them up."""
-        self._backward = Backward()
         self._takes_back = False
         self.user_accumulates = False
         """True if the user's code sums gradients over several of the loader's batches by itself."""
@@ -71,7 +70,6 @@ class StepPasses(Passes):
     def begin(self, step: StepPlan, index: int, *, measures: bool) -> None:
         """Begin the pass of micro-batch ``index``; ``measures``: its gradients feed the noise scale."""
         stepped_before = self.place.passed_step
-        self._backward = Backward()
         self.place.begin_micro_batch(step, index, measures=measures)
         world_size = self._core.generation.group.world_size
         even = step.global_batch / (world_size * len(step.micro_batches))

@@ -97,14 +97,7 @@ class TrainingLoop:
             return
         self._loader.cursor.begin_loop()
         self._loader.source.begin_loop()
-        goes_on = self._loader.cursor.position > 0 and core.generation.group.rank == 0
-        if (joins or goes_on) and counts_by_enumerate():
-            why = "this replica joins the trial" if joins else "this epoch goes on behind batches that are trained"
-            core.warn(
-                f"{why}, and enumerate() does not count its batches as the trial does: until the next epoch, what "
-                "depends on that count, such as a learning rate, is not what the script means. Count with "
-                "dist_core.progress_step(batch_size), or in a variable that is set before the loop over epochs"
-            )
+        self._warn_of_enumerate(core, joins=joins)
         self._leave_out_first(core)
         if started_passes is None and comes_in:
             # Others have begun it, whose last step may have just been theirs.
@@ -125,6 +118,17 @@ class TrainingLoop:
         if ran_out:
             core.habits.loop_ran_out()
             core.loops.end()
+
+    def _warn_of_enumerate(self, core: Replica, *, joins: bool) -> None:
+        """Warn of a count of batches that does not begin where this epoch does."""
+        goes_on = self._loader.cursor.position > 0 and core.generation.group.rank == 0
+        if (joins or goes_on) and counts_by_enumerate():
+            why = "this replica joins the trial" if joins else "this epoch goes on behind batches that are trained"
+            core.warn(
+                f"{why}, and enumerate() does not count its batches as the trial does: until the next epoch, what "
+                "depends on that count, such as a learning rate, is not what the script means. Count with "
+                "dist_core.progress_step(batch_size), or in a variable that is set before the loop over epochs"
+            )
 
     def _leave_out_first(self, core: Replica) -> None:
         """Leave out the epoch's first samples, unless the trial is resumed or joined behind them."""

@@ -13,7 +13,7 @@ from dist_core.device import Device, Elapsed, Mark
 from dist_core.generations.group_needs import GroupNeeds
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.goodput import BatchBounds, GradientStatistics
-from dist_core.gradients.earlier_passes import EarlierGradients
+from dist_core.gradients.earlier_passes import Backward, EarlierGradients
 from dist_core.gradients.noise.measurements import Measurements
 from dist_core.gradients.step_place import StepPlace
 
@@ -71,6 +71,7 @@ class Passes(ABC):
         self.over = over
         self.measurements = measurements
         self._earlier_gradients = EarlierGradients(self._parameters)
+        self._backward = Backward()
 
     @abstractmethod
     def begin(self, step: StepPlan, index: int, *, measures: bool) -> None:

@@ -34,9 +34,9 @@ ANSWER_SECONDS = 2.0
 MOST_KEYS = 4096
 LONGEST_VALUE = 65536
 CROWD = 256
+"""Generations whose keys are kept before those of finished trials are looked for."""
 MOST_BESIDE, LONGEST_BESIDE = 256, 1024
 """Keys that are sent along with the one that was asked for, and the longest of their values."""
-"""Generations whose keys are kept before those of finished trials are looked for."""
 MOST_REPORTS = 1000
 
 logger = logging.getLogger(__name__)
@@ -416,7 +416,7 @@ def replica_routes(service: Service) -> list[HotRoute]:
             return keys().get(query.key)
 
         value = await until(caller.trial_id, query.wait, look)
-        return {"value": value, "beside": {} if value is None else keys_beside(query.key, keys())}
+        return {"value": value, "beside": {} if value is None else _keys_beside(query.key, keys())}
 
     @hot.post("/call", Question)
     async def call(caller: ReplicaRecord, body: Question) -> dict[str, Any]:
@@ -435,7 +435,7 @@ def replica_routes(service: Service) -> list[HotRoute]:
     return hot.routes
 
 
-def keys_beside(key: str, keys: Mapping[str, str]) -> dict[str, str]:
+def _keys_beside(key: str, keys: Mapping[str, str]) -> dict[str, str]:
     """Return the short ones among the keys of the same group, `group/rank`, and their values."""
     group = key.rpartition("/")[0]
     of_group = (

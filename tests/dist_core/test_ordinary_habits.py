@@ -35,6 +35,7 @@ from tests.support.shared_habits import (
     HABITS,
     habit,
     mse,
+    simple,
     two_models_in_turns,
 )
 
@@ -45,16 +46,12 @@ SLOW = [(3, 3), (RESCALED, 1)]
 
 @habit
 def several_forward_passes_of_a_loss(kit: Kit) -> list[float]:
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    loader = kit.loader(examples())
-    wrapped = kit.wrap(model, optimizer)
-    for _ in kit.epochs(2):
-        for x, y in loader:
-            optimizer.zero_grad()
-            (mse(wrapped(x), y) + mse(wrapped(x), wrapped(0.9 * x))).backward()
-            optimizer.step()
-    return weights_of(model)
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        (mse(model(x), y) + mse(model(x), model(0.9 * x))).backward()
+        optimizer.step()
+
+    return simple(kit, step)
 
 
 @habit
