@@ -1,14 +1,15 @@
 """Means that losses are, read off the graph that autograd has kept of them.
 
 Replicas, and the passes of a divided step, average their gradients by their numbers of samples. That is the gradient of
-the whole batch where each loss is a mean over its samples. A sum is something else, and so are a mean over class
-weights or over the labels that are not ignored, a quotient of sums, and a loss that compares samples with each other.
+the whole batch where each loss is a mean over its samples. A sum is something else, and so is a mean over class weights
+or over the labels that are not ignored.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,15 +20,7 @@ _SUM, _MEAN = 2, 1
 """Numbers of torch's reductions."""
 _QUOTIENT = "DivBackward"
 _SCALES = (_QUOTIENT, "MulBackward")
-_PRODUCTS = ("MmBackward", "AddmmBackward", "BmmBackward", "CdistBackward")
-_CURVED = (
-    "SqrtBackward", "RsqrtBackward", "LogBackward", "Log10Backward", "Log2Backward", "ExpBackward", "PowBackward"
-)  # fmt: skip
-"""Operations that make no mean of a mean."""
 _SPREADS = ("StdBackward0", "VarBackward0")
-_FROM_WEIGHT = 3
-"""Nodes between a weight and the product that it takes part in, at most: it is transposed, or viewed otherwise."""
-_KEEP_ONE_SIZE = "keep the trial at one size (min_replicas=max_replicas), without gradient_accumulation"
 
 
 def other_than_mean(
@@ -67,27 +60,8 @@ def other_than_mean(
             )
         if words is None and is_mean and rows > 2 and any(math.isclose(each * rows, 1.0) for each in divisors or ()):
             words = f"a mean over the {rows} samples of a replica's pass, multiplied by {rows}. Leave that factor out"
-        if words is None and rows > 1 and _bends_a_mean(node, model):
-            words = (
-                "a function of a mean over the samples, such as its root, which is no mean itself. Apply it to each "
-                f"sample's own, or {_KEEP_ONE_SIZE}"
-            )
-        if words is None and model and node.name().startswith(_QUOTIENT) and _divides_by_sums(node, model):
-            words = (
-                "a quotient of sums over the samples of a batch, as of overlaps (dice). Take the mean of each sample's "
-                f"own, or {_KEEP_ONE_SIZE}"
-            )
         if words is not None:
             return words
-        factors = node.next_functions[-2:] if model and _multiplies_samples(node, rows) else ()
-        spreads = rows > 1 and node.name() in _SPREADS and _is_over_first(node)
-        if (factors and not any(_is_weight(below, model) for below, _ in factors)) or (
-            spreads and _is_made_of_samples(node, model, rows)
-        ):
-            return (
-                "a comparison of samples with each other, as in contrastive learning, and each replica and pass has "
-                f"its own samples only. {_KEEP_ONE_SIZE.capitalize()}"
-            )
         if is_mean or reduction is not None or node.name().startswith("MeanBackward1"):
             divisors = None
         elif divisors is not None and node.name().startswith(_SCALES):
@@ -149,22 +123,13 @@ def _sized(node: Any) -> torch.Tensor:
     return sized
 
 
-def _is_made_of_samples(node: Any, model: Collection[Any], rows: int, *, through_sums: bool = False) -> bool:
+def _is_made_of_samples(node: Any, model: Collection[Any], rows: int) -> bool:
     """Tell whether what a node reduces is the model's outputs, and no sum or mean of them, nor made of weights."""
     if not model:
         # The model has returned the loss itself: its sizes tell, where it has some.
         return bool(tuple(getattr(node, "_saved_self_sym_sizes", (rows,)))[:1] == (rows,))
-    waiting, seen = [below for below, _ in node.next_functions], 0
-    while waiting and seen < MOST_NODES:
-        below = waiting.pop(0)
-        seen += 1
-        if below is None:
-            continue
-        if below in model:
-            return True
-        if through_sums or not _reduces_samples(below):
-            waiting += [each for each, _ in below.next_functions]
-    return False
+    below = walk((each for each, _ in node.next_functions), lambda each: each in model or _reduces_samples(each))
+    return any(each in model for each in below)
 
 
 def _reduces_samples(node: Any) -> bool:
@@ -173,50 +138,26 @@ def _reduces_samples(node: Any) -> bool:
     return node.name() in ("MeanBackward0", "SumBackward0") or getattr(node, "_saved_reduction", 0) != 0
 
 
-def _divides_by_sums(node: Any, model: Collection[Any]) -> bool:
-    """Tell whether a number is divided by one that is made of the model's outputs."""
-    if len(node.next_functions) < 2:
-        # A number.
-        return False
-    divisor, below = node._saved_other, node.next_functions[1][0]
-    is_number = isinstance(divisor, torch.Tensor) and divisor.numel() == 1
-    return is_number and below is not None and _is_made_of_samples(below, model, 0, through_sums=True)
-
-
-def _bends_a_mean(node: Any, model: Collection[Any]) -> bool:
-    """Tell whether a node takes the root, logarithm or power of one number that is made of the model's outputs."""
-    if not model or not node.name().startswith(_CURVED):
-        return False
-    number = getattr(node, "_saved_result", None)
-    number = getattr(node, "_saved_self", None) if number is None else number
-    is_number = isinstance(number, torch.Tensor) and number.numel() == 1
-    return is_number and _is_made_of_samples(node, model, 0, through_sums=True)
-
-
-def _multiplies_samples(node: Any, rows: int) -> bool:
-    """Tell whether a node multiplies matrices, or takes distances, which are no single sample's each."""
-    if not node.name().startswith(_PRODUCTS):
-        return False
-    if not node.name().startswith("BmmBackward"):
-        return True
-    factor = node._saved_mat2 if node._saved_self is None else node._saved_self
-    return factor is None or bool(factor.shape[0] % rows)
-
-
 Graph = tuple[str, ...]
 """Names of the operations that a loss was computed by, those next to it first."""
 
 
 def graph_of(loss: torch.Tensor) -> Graph:
-    """Return the operations of a loss that are nearest to it, ``MOST_NODES`` at most."""
-    waiting: list[Any] = [loss.grad_fn]
-    names: list[str] = []
-    while waiting and len(names) < MOST_NODES:
-        node = waiting.pop(0)
-        if node is not None:
-            names.append(node.name())
-            waiting += [below for below, _ in node.next_functions]
-    return tuple(names)
+    """Return the operations of a loss that are nearest to it."""
+    return tuple(node.name() for node in walk([loss.grad_fn], lambda node: False))
+
+
+def walk(nodes: Iterable[Any], ends: Callable[[Any], bool]) -> Iterator[Any]:
+    """Yield nodes of autograd's graph, nearest first and ``MOST_NODES`` at most; none below one where it ``ends``."""
+    waiting, seen = deque(nodes), 0
+    while waiting and seen < MOST_NODES:
+        node = waiting.popleft()
+        if node is None:
+            continue
+        seen += 1
+        yield node
+        if not ends(node):
+            waiting.extend(below for below, _ in node.next_functions)
 
 
 def _divisor(node: Any) -> float | None:
@@ -229,17 +170,6 @@ def _divisor(node: Any) -> float | None:
     if not isinstance(factor, (int, float)) or not factor or not math.isfinite(factor):
         return None
     return abs(factor if node.name().startswith(_QUOTIENT) else 1.0 / factor)
-
-
-def _is_weight(node: Any, model: Collection[Any]) -> bool:
-    """Tell whether a factor is a weight, or needs no gradient, and is not made of what the model returned."""
-    for _ in range(_FROM_WEIGHT):
-        if node is None or not node.next_functions:
-            return True
-        if node in model:
-            return False
-        node = node.next_functions[0][0]
-    return False
 
 
 def _mean_over_labels(node: Any) -> str | None:

@@ -9,6 +9,7 @@ import torch
 
 from dist_core.data.order import StepPlan
 from dist_core.gradients.loss_means import Graph, graph_of, other_than_mean
+from dist_core.gradients.mixed_samples import mixes_samples
 from dist_core.gradients.step_place import StepPlace
 from dist_core.torch_private import StorageWeakRef, storages_of, tensors_in
 from dist_core.trial.models import is_batch_norm
@@ -18,6 +19,11 @@ logger = logging.getLogger(__name__)
 
 MOST_LOOKS = 8
 """Passes that are looked at, once the trial divides batches."""
+_MIXED = (
+    "not made of each sample's own: it compares samples with each other, as in contrastive learning, or takes a root "
+    "or a quotient of what it has summed over them, and each replica and pass has its own samples only. Apply that to "
+    "each sample's own, or keep the trial at one size (min_replicas=max_replicas), without gradient_accumulation"
+)
 
 
 class BatchLooks:
@@ -93,9 +99,13 @@ class BatchLooks:
             return
         self._losses_left -= 1
         try:
-            other = other_than_mean(
-                loss, rows, self._outputs, batch=place.step.global_batch, denominator=place.denominator
-            )
+            # Below one model's outputs another one may lie, whose hooks and norms are none of this loss's.
+            if len(self._core.models) == 1 and mixes_samples(loss, rows, self._outputs):
+                other: str | None = _MIXED
+            else:
+                other = other_than_mean(
+                    loss, rows, self._outputs, batch=place.step.global_batch, denominator=place.denominator
+                )
         except Exception as error:
             # A node of somebody's own, say, or a tensor that was changed in place, of which backward() itself tells.
             # Whatever it is: a look must not end a training.

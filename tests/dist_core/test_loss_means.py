@@ -12,18 +12,23 @@ from torch.nn import functional
 
 import dist_core
 from dist_core.gradients.loss_means import other_than_mean
+from dist_core.gradients.mixed_samples import mixes_samples
 from tests.support.habits import BATCH, GROWN, Kit, as_trial, examples, hear, network
 
 ROWS, CLASSES = 6, 4
 SUM, WEIGHTS, IGNORED = "a sum over the samples", "a mean over class weights", "the labels that are not ignored"
-DIVIDED, UNEVEN, QUOTIENT = "a replica's pass, divided by", "elements of 6 samples", "a quotient of sums"
-TIMES, BENT, COMPARED = "multiplied by 6", "a function of a mean", "a comparison of samples"
+DIVIDED, UNEVEN, TIMES = "a replica's pass, divided by", "elements of 6 samples", "multiplied by 6"
+MIXED = "mixes samples"
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 weights = torch.arange(1.0, CLASSES + 1.0)
 
 
 def with_ignored(labels: torch.Tensor) -> torch.Tensor:
     return torch.where(labels == 1, -100, labels)
+
+
+def told(loss: torch.Tensor, outputs: torch.Tensor) -> str | None:
+    return MIXED if mixes_samples(loss, ROWS, [outputs]) else other_than_mean(loss, ROWS, [outputs], batch=BATCH)
 
 
 LOSSES: list[tuple[str | None, Loss]] = [
@@ -43,8 +48,8 @@ LOSSES: list[tuple[str | None, Loss]] = [
     (UNEVEN, lambda x, y: functional.cross_entropy(x[y != 1], y[y != 1])),
     (UNEVEN, lambda x, y: x[y != 1][:, 0].mean()),
     (UNEVEN, lambda x, y: functional.binary_cross_entropy_with_logits(x[y != 1], x[y != 1].detach().sigmoid())),
-    (QUOTIENT, lambda x, y: 1 - 2 * (x * y[:, None]).sum() / (x.sum() + y.sum())),
-    (None, lambda x, y: functional.mse_loss(x, torch.zeros_like(x)) + 0.1 * x.norm()),
+    (MIXED, lambda x, y: 1 - 2 * (x * y[:, None]).sum() / (x.sum() + y.sum())),
+    (MIXED, lambda x, y: functional.mse_loss(x, torch.zeros_like(x)) + 0.1 * x.norm()),
     (None, lambda x, y: functional.mse_loss(x, torch.zeros_like(x), reduction="none").mean()),
     (None, lambda x, y: functional.kl_div(x.log_softmax(1), x.detach().softmax(1), reduction="batchmean")),
     (None, lambda x, y: torch.stack([functional.cross_entropy(x, y), x.mean()]).sum()),
@@ -60,12 +65,21 @@ LOSSES: list[tuple[str | None, Loss]] = [
     (None, lambda x, y: 3.0 * functional.cross_entropy(x, y)),
     (SUM, lambda x, y: x.sum(0).mean()),
     (TIMES, lambda x, y: len(x) * (functional.cross_entropy(x, y) + x.mean())),
-    (BENT, lambda x, y: functional.mse_loss(x, torch.zeros_like(x)).sqrt()),
-    (BENT, lambda x, y: -10.0 * torch.log10(1.0 / functional.mse_loss(x, torch.zeros_like(x)))),
-    (COMPARED, lambda x, y: torch.cdist(x, x).mean()),
-    (COMPARED, lambda x, y: functional.relu(1.0 - x.std(0)).mean()),
+    (MIXED, lambda x, y: functional.mse_loss(x, torch.zeros_like(x)).sqrt()),
+    (MIXED, lambda x, y: -10.0 * torch.log10(1.0 / functional.mse_loss(x, torch.zeros_like(x)))),
+    (MIXED, lambda x, y: torch.cdist(x, x).mean()),
+    (MIXED, lambda x, y: functional.relu(3.0 - x.std(0)).mean()),
     (None, lambda x, y: x.var(1).mean()),
-    (COMPARED, lambda x, y: torch.einsum("ij,kj->ik", x, x).mean()),
+    (MIXED, lambda x, y: functional.pdist(x).mean()),
+    (MIXED, lambda x, y: (x * x.roll(1, 0)).mean()),
+    (MIXED, lambda x, y: (x[:, None] - x).square().sum(2).neg().exp().mean()),
+    (MIXED, lambda x, y: (x.softmax(1).mean(0) * x.softmax(1).mean(0).log()).sum()),
+    (MIXED, lambda x, y: (x.softmax(1) / x.softmax(1).sum(0) * x).mean()),
+    (MIXED, lambda x, y: functional.triplet_margin_loss(x[:2], x[2:4], x[4:])),
+    (None, lambda x, y: functional.cosine_embedding_loss(x, torch.ones_like(x), torch.ones(ROWS))),
+    (None, lambda x, y: functional.multi_margin_loss(x, y)),
+    (None, lambda x, y: (x.softmax(1).log() * x.softmax(1)).sum(1).mean()),
+    (MIXED, lambda x, y: torch.einsum("ij,kj->ik", x, x).mean()),
     (SUM, lambda x, y: functional.cross_entropy(x, y, reduction="sum")),
     (SUM, lambda x, y: functional.mse_loss(x, torch.zeros_like(x), reduction="sum")),
     (SUM, lambda x, y: functional.mse_loss(x, torch.zeros_like(x), reduction="none").sum()),
@@ -84,7 +98,7 @@ def test_a_loss_is_known_by_its_graph(expected: str | None, loss: Loss) -> None:
     x = torch.randn(ROWS, CLASSES, requires_grad=True, generator=torch.Generator().manual_seed(0))
     outputs = 2.0 * x
     decay = 0.1 * (x.square().sum() + x[:, 0].mean() / x.norm())
-    words = other_than_mean(loss(outputs, torch.arange(ROWS) % CLASSES) + decay, ROWS, [outputs], batch=BATCH)
+    words = told(loss(outputs, torch.arange(ROWS) % CLASSES) + decay, outputs)
     assert (words is None) == (expected is None), words
     assert expected is None or expected in str(words)
 
@@ -94,6 +108,28 @@ def test_a_sum_is_right_that_a_trainer_divides_by_what_it_knows() -> None:
     loss = functional.cross_entropy(2.0 * x, torch.arange(ROWS) % CLASSES, reduction="sum") / 8.5
     assert DIVIDED in str(other_than_mean(loss, ROWS))
     assert other_than_mean(loss, ROWS, denominator=8.5) is None
+
+
+@pytest.mark.parametrize("in_turns", [True, False])
+def test_two_views_of_a_sample_may_be_compared_with_each_other_and_not_with_those_of_others(in_turns: bool) -> None:
+    outputs = 2.0 * torch.randn(2 * ROWS, CLASSES, requires_grad=True, generator=torch.Generator().manual_seed(0))
+    first, second = (outputs[:ROWS], outputs[ROWS:]) if in_turns else (outputs[::2], outputs[1::2])
+    assert not mixes_samples(functional.mse_loss(first.softmax(1), second.softmax(1)), ROWS, [outputs])
+    across = functional.cross_entropy(first @ second.T, torch.arange(ROWS))
+    assert mixes_samples(across, ROWS, [outputs])
+
+
+def test_a_look_at_samples_leaves_the_graph_and_its_hooks_alone() -> None:
+    x = torch.randn(ROWS, CLASSES, requires_grad=True, generator=torch.Generator().manual_seed(0))
+    outputs, reached = 2.0 * x, []
+    outputs.register_hook(lambda gradient: reached.append(len(gradient)))
+    loss = outputs.square().mean().sqrt()
+    assert mixes_samples(loss, ROWS, [outputs])
+    assert not reached
+    loss.backward()
+    assert reached == [ROWS]
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, 2.0 * outputs.detach() / outputs.numel() / loss.detach())
 
 
 Step = Callable[[Any, torch.nn.Module, int, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -218,13 +254,12 @@ def test_a_loss_that_compares_samples_is_known_where_the_model_ends() -> None:
     labels = torch.arange(ROWS)
     outputs = head(x)
     normed = functional.normalize(outputs)
-    words = "a comparison of samples with each other"
     for logits in (normed @ normed.T, outputs @ outputs.T):
-        assert words in str(other_than_mean(functional.cross_entropy(logits, labels), ROWS, [outputs]))
+        assert mixes_samples(functional.cross_entropy(logits, labels), ROWS, [outputs])
     # A layer of the loss's own, and products within the model, are none.
-    assert other_than_mean(functional.cross_entropy(head(normed), labels % CLASSES), ROWS, [outputs]) is None
+    assert not mixes_samples(functional.cross_entropy(head(normed), labels % CLASSES), ROWS, [outputs])
     within = head((x @ x.T) @ outputs)
-    assert other_than_mean(functional.cross_entropy(within, labels % CLASSES), ROWS, [within]) is None
+    assert not mixes_samples(functional.cross_entropy(within, labels % CLASSES), ROWS, [within])
 
 
 class Carrying(torch.nn.Module):

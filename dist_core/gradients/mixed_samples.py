@@ -1,0 +1,105 @@
+"""Losses whose gradient for one sample depends on other samples: contrastive ones, roots and quotients of means.
+
+Each replica, and each pass of a divided step, has its own samples only, so the average of such losses' gradients is not
+the gradient of the whole batch's loss. A loss that is a mean of each sample's own has no second derivative by the
+outputs for two different samples; those that have one are found by it, however they are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from dist_core.gradients.loss_means import walk
+
+MOST_ELEMENTS = 1 << 24
+"""Outputs that are larger are not looked at: the look needs memory of several times their size."""
+_TO_NOTICE = 1e-5
+"""Least second derivative for two different samples, relative to the largest one."""
+
+
+def mixes_samples(loss: torch.Tensor, rows: int, outputs: Sequence[torch.Tensor]) -> bool:
+    """Tell whether the gradient for one of ``rows`` samples' outputs depends on the outputs for others.
+
+    False where nothing tells: outputs without a dimension of samples, losses that are linear in pieces or that torch
+    has no second derivative of. Leaves the graph as it is.
+    """
+    model = {each.grad_fn for each in outputs if each is not loss and each.grad_fn is not None}
+    nodes = list(walk([loss.grad_fn], lambda node: node in model))
+    if any("BatchNorm" in node.name() for node in nodes):
+        # Which mixes samples by itself, and is told of.
+        return False
+    if any(_takes_distances(node, model) for node in nodes):
+        # They have no second derivative in torch.
+        return True
+    nearest = {node for node in nodes if node in model}
+    looked_at = [each for each in outputs if each.grad_fn in nearest and _has_samples(each, rows)]
+    if rows < 2 or not looked_at or sum(each.numel() for each in looked_at) > MOST_ELEMENTS:
+        return False
+    with ExitStack() as stack:
+        for each in outputs:
+            stack.enter_context(_unwatched(each))
+        try:
+            return _depends_on_others(loss, rows, looked_at)
+        except RuntimeError:
+            return False
+
+
+def _depends_on_others(loss: torch.Tensor, rows: int, outputs: Sequence[torch.Tensor]) -> bool:
+    """Differentiate the gradients of half of the samples, and look at what that is for the other half."""
+    first = torch.autograd.grad(loss, outputs, create_graph=True)
+    probe = torch.zeros((), device=loss.device)
+    for gradient, output in zip(first, outputs, strict=True):
+        ours, _ = _halves(output, rows)
+        # Uneven, for second derivatives may sum to zero; and no random numbers, which are the training's.
+        direction = torch.arange(output.numel(), device=output.device).cos().view_as(output)
+        probe = probe + (gradient * direction * ours).sum().to(probe.device)
+    if not probe.requires_grad:
+        return False
+    second = torch.autograd.grad(probe, outputs, retain_graph=True, allow_unused=True)
+    largest = among_others = 0.0
+    for derivative, output in zip(second, outputs, strict=True):
+        if derivative is not None:
+            _, others = _halves(output, rows)
+            largest = max(largest, float(derivative.abs().max()))
+            among_others = max(among_others, float((derivative * others).abs().max()))
+    return among_others > _TO_NOTICE * largest
+
+
+def _has_samples(output: torch.Tensor, rows: int) -> bool:
+    return output.is_floating_point() and output.dim() > 0 and output.numel() > 0 and output.shape[0] % rows == 0
+
+
+def _halves(output: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return masks of the rows of one half of the samples, and of the other half.
+
+    Several rows of a sample may follow one another, or come with those of all others, as two views of a batch do. Rows
+    whose half depends on that are in neither. Neighbours and pairs at any distance are in different halves somewhere.
+    """
+    halves = torch.tensor([index.bit_count() % 2 == 1 for index in range(rows)], device=output.device)
+    row = torch.arange(output.shape[0], device=output.device)
+    in_sequence, in_turns = halves[row // (output.shape[0] // rows)], halves[row % rows]
+    shape = (-1, *[1] * (output.dim() - 1))
+    return (in_sequence & in_turns).view(shape), (~in_sequence & ~in_turns).view(shape)
+
+
+def _takes_distances(node: Any, model: Collection[Any]) -> bool:
+    """Tell whether a node takes distances between rows that are all made of the model's outputs."""
+    sides = {"Cdist": 2, "Pdist": 1}.get(node.name()[:5], 0)
+    below = [walk([side], lambda each: each in model) for side, _ in node.next_functions[:sides]]
+    return sides > 0 and all(any(each in model for each in side) for side in below)
+
+
+@contextmanager
+def _unwatched(output: torch.Tensor) -> Iterator[None]:
+    """Keep hooks of this tensor from running within: no backward pass of the training reaches it there."""
+    hooks = output._backward_hooks or {}
+    kept = dict(hooks)
+    hooks.clear()
+    try:
+        yield
+    finally:
+        hooks.update(kept)
