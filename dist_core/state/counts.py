@@ -77,7 +77,8 @@ class Counts:
                     if held_by is _IN_GLOBALS:
                         frame.f_globals[name] = value
                     else:
-                        put_variable(frame, *((held_by, name) if held_by else (name, "")), value)
+                        path = f"{held_by}.{name}" if held_by else name
+                        put_variable(frame, path, value)
 
 
 def counts_by_enumerate() -> bool:
@@ -116,12 +117,15 @@ def _users_frames() -> Iterator[FrameType]:
 
 
 def _variables_of(frame: FrameType) -> Iterator[tuple[str | None, Mapping[str, Any]]]:
-    """Yield a function's variables, by no name; attributes of the user's objects, by the object's; and globals."""
+    """Yield a function's variables, by no name; attributes of the user's objects, by the object's path; and globals."""
     variables = dict(frame.f_locals)
     yield "", variables
     for name, value in variables.items():
         if is_object_of_user(value):
             yield name, vars(value)
+            for attribute, held in vars(value).items():
+                if type(held) not in _COUNTED and is_object_of_user(held):
+                    yield f"{name}.{attribute}", vars(held)
     if frame.f_locals is not frame.f_globals:
         own = frame.f_globals
         yield _IN_GLOBALS, {name: own[name] for name in frame.f_code.co_names if name in own}

@@ -3,7 +3,7 @@
 Counters, the best weights so far, patience, averages: a script holds them in variables, or in attributes of objects of
 its own, that exist before its loop over epochs and change within it. A replica that joins, or a trial that resumes,
 would begin them anew. So what has changed since the loop began travels with the trial's state, from rank 0: numbers,
-texts, tensors, arrays, lists and dictionaries of them, modules that are not trained, and other objects with
+texts, tensors, arrays, lists, deques and dictionaries of them, modules that are not trained, and other objects with
 ``state_dict`` and ``load_state_dict``. What has not changed stays as each replica's own code has made it, such as its
 rank and its data.
 """
@@ -14,6 +14,7 @@ import ctypes
 import functools
 import sys
 import sysconfig
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType
@@ -26,6 +27,8 @@ from torch.optim.swa_utils import AveragedModel
 from dist_core.life import Listener
 from dist_core.state.position import Position
 
+_DEPTH = 2
+"""Objects of the script that are looked into, one within the other, as a trainer's stopper is."""
 MOST_ITEMS = 10_000
 """Items of a list or dictionary; what has more is data, and stays where it is."""
 SAMPLED = 32
@@ -143,10 +146,12 @@ class ScriptVariables(Listener):
         if self._frame is None or self._waiting:
             return self._waiting
         self.look()
-        now, variables = dict(self._leaves()), {}
+        now, variables = dict(self._leaves()), dict[str, dict[str, Any]]()
         for path in self._have_changed:
             value = now.get(path, _NOTHING)
-            if value is _NOTHING or not _is_plain(value, MOST_ITEMS):
+            if value is not _NOTHING and _is_deque(value):
+                variables[path] = {"value": list(value)}
+            elif value is _NOTHING or not _is_plain(value, MOST_ITEMS):
                 content = _state_of(value)
                 if content is None:
                     self._tell(path)
@@ -210,28 +215,30 @@ class ScriptVariables(Listener):
                         yield f"{name}.{attribute}", held
             if self._belongs_to_trial(value):
                 continue
-            if _is_leaf(value) or name in self._at_first:
-                yield name, value
-            elif not callable(value) and is_object_of_user(value):
-                for attribute, held in list(vars(value).items()):
-                    path = f"{name}.{attribute}"
-                    if not self._belongs_to_trial(held) and (_is_leaf(held) or path in self._at_first):
-                        yield path, held
+            yield from self._leaves_of(name, value, depth=_DEPTH)
+
+    def _leaves_of(self, path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+        if _is_leaf(value) or path in self._at_first:
+            yield path, value
+        elif depth and is_object_of_user(value):
+            for attribute, held in list(vars(value).items()):
+                if not self._belongs_to_trial(held):
+                    yield from self._leaves_of(f"{path}.{attribute}", held, depth - 1)
 
     def _put(self, path: str, value: Any) -> None:
         assert self._frame is not None
         if path.startswith(_GLOBAL):
             self._frame.f_globals[path.removeprefix(_GLOBAL)] = value
             return
-        name, _, attribute = path.partition(".")
-        put_variable(self._frame, name, attribute, value)
+        put_variable(self._frame, path, value)
 
 
-def put_variable(frame: FrameType, name: str, attribute: str, value: Any) -> None:
-    """Give a variable of a function that runs another value; with ``attribute``, what its object has by that name."""
+def put_variable(frame: FrameType, path: str, value: Any) -> None:
+    """Give a variable of a function that runs another value, or an attribute of what it holds (``stopper.best``)."""
     variables = frame.f_locals
-    if attribute:
-        setattr(variables[name], attribute, value)
+    name, *attributes = path.split(".")
+    if attributes:
+        setattr(functools.reduce(getattr, attributes[:-1], variables[name]), attributes[-1], value)
         return
     variables[name] = value
     if sys.version_info < (3, 13):
@@ -256,7 +263,12 @@ def _name_of(code: CodeType) -> str:
 
 
 def _is_leaf(value: Any) -> bool:
-    return _is_plain(value, MOST_ITEMS) or _is_module(value) or _is_stateful(value)
+    return _is_plain(value, MOST_ITEMS) or _is_deque(value) or _is_module(value) or _is_stateful(value)
+
+
+def _is_deque(value: Any) -> bool:
+    """Tell whether a value is a deque of plain values; it travels as a list."""
+    return type(value) is deque and _is_plain(list(value), MOST_ITEMS)
 
 
 def _is_plain(value: Any, items: int) -> bool:
@@ -338,7 +350,7 @@ def _fingerprint(value: Any) -> Any:
         return id(value), value.shape, value.reshape(-1)[::stride].tobytes()
     if isinstance(value, np.generic):
         return value.item()
-    if type(value) in (list, tuple):
+    if type(value) in (list, tuple, deque):
         return id(value), *map(_fingerprint, value)
     if isinstance(value, dict) and _is_plain(value, MOST_ITEMS):
         return id(value), *((key, _fingerprint(each)) for key, each in value.items())
@@ -374,6 +386,8 @@ def _state_of(value: Any) -> dict[str, Any] | None:
 
 
 def _copied(value: Any) -> Any:
+    if _is_deque(value):
+        return _copied_plain(list(value))
     if _is_plain(value, MOST_ITEMS):
         return _copied_plain(value)
     content = _state_of(value)
@@ -410,6 +424,10 @@ def placed(value: Any, present: Any) -> Any:
             np.copyto(present, value.numpy(), casting="unsafe")
             return present
         return value.numpy()
+    if type(value) is list and type(present) is deque:
+        present.clear()
+        present.extend(value)
+        return present
     if type(value) is list and type(present) is list:
         before = [*present, *[None] * max(0, len(value) - len(present))]
         present[:] = [placed(each, there) for each, there in zip(value, before, strict=False)]

@@ -236,6 +236,11 @@ def test_counts_of_batches_are_told_of_where_a_lost_replica_repeats_one() -> Non
 batches_of_all = 0
 
 
+class Progress:
+    def __init__(self) -> None:
+        self.batches = 0
+
+
 class StepsOfItsOwn:
     """A loop in a function of its own, that counts batches and ends by their number."""
 
@@ -243,6 +248,7 @@ class StepsOfItsOwn:
         self.done, self.most = 0, most
         self.seen: dict[str, Any] = {"batches": 0, "rows": []}
         self.recent: deque[int] = deque(maxlen=3)
+        self.progress = Progress()
 
     def __call__(self) -> None:
         """A criterion, say, which counts its calls."""
@@ -256,6 +262,7 @@ class StepsOfItsOwn:
             mse(wrapped(x), y).backward()
             optimizer.step()
             self.done += 1
+            self.progress.batches += 1
             self.seen["batches"] += 1
             self.seen[f"batch {self.done}"] = 1
             self.seen["rows"].append(1.0)
@@ -283,9 +290,10 @@ def ends_by_its_own_count(kit: Kit) -> list[float]:
             break
     numbers = [each for each in steps.seen.values() if isinstance(each, int)]
     return [
-        *weights_of(model),
         total,
+        *weights_of(model),
         steps.done,
+        steps.progress.batches,
         batches_of_all,
         *losses,
         sum(numbers),
@@ -299,6 +307,16 @@ def test_counts_of_its_own_move_once_in_a_step_that_lost_a_replica() -> None:
     survivors = with_a_loss(ends_by_its_own_count, "in a step")
     for found in (survivors[0], survivors[2]):
         assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_counts_of_its_own_come_to_a_replica_that_joins() -> None:
+    expected = in_plain_pytorch(ends_by_its_own_count)
+    first, *joined = as_trial(ends_by_its_own_count, GROWN)
+    assert first == pytest.approx(expected, abs=1e-5)
+    assert joined
+    for found in joined:
+        # But for a number of a function that begins with the epoch in which it joins.
+        assert found[1:] == pytest.approx(expected[1:], abs=1e-5)
 
 
 class Annealed(nn.Module):
