@@ -36,7 +36,7 @@ def mixes_samples(loss: torch.Tensor, rows: int, outputs: Sequence[torch.Tensor]
         # They have no second derivative in torch.
         return True
     nearest = {node for node in nodes if node in model}
-    looked_at = [each for each in outputs if each.grad_fn in nearest and _has_samples(each, rows)]
+    looked_at = [each for each in outputs if each.grad_fn in nearest and _samples_dim(each, rows) is not None]
     if rows < 2 or not looked_at or sum(each.numel() for each in looked_at) > MOST_ELEMENTS:
         return False
     with ExitStack() as stack:
@@ -69,20 +69,26 @@ def _depends_on_others(loss: torch.Tensor, rows: int, outputs: Sequence[torch.Te
     return among_others > _TO_NOTICE * largest
 
 
-def _has_samples(output: torch.Tensor, rows: int) -> bool:
-    return output.is_floating_point() and output.dim() > 0 and output.numel() > 0 and output.shape[0] % rows == 0
+def _samples_dim(output: torch.Tensor, rows: int) -> int | None:
+    """Return the dimension of an output that its samples are in: the second one where sequences come first."""
+    if not output.is_floating_point() or not output.numel():
+        return None
+    if rows in output.shape[:2]:
+        return output.shape.index(rows)
+    return 0 if output.dim() and output.shape[0] % rows == 0 else None
 
 
 def _halves(output: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return masks of the rows of one half of the samples, and of the other half.
+    """Return masks of what is one half of the samples', and of the other half's.
 
     Several rows of a sample may follow one another, or come with those of all others, as two views of a batch do. Rows
     whose half depends on that are in neither. Neighbours and pairs at any distance are in different halves somewhere.
     """
+    dim = _samples_dim(output, rows) or 0
     halves = torch.tensor([index.bit_count() % 2 == 1 for index in range(rows)], device=output.device)
-    row = torch.arange(output.shape[0], device=output.device)
-    in_sequence, in_turns = halves[row // (output.shape[0] // rows)], halves[row % rows]
-    shape = (-1, *[1] * (output.dim() - 1))
+    row = torch.arange(output.shape[dim], device=output.device)
+    in_sequence, in_turns = halves[row // (output.shape[dim] // rows)], halves[row % rows]
+    shape = [-1 if each == dim else 1 for each in range(output.dim())]
     return (in_sequence & in_turns).view(shape), (~in_sequence & ~in_turns).view(shape)
 
 

@@ -119,6 +119,14 @@ def test_two_views_of_a_sample_may_be_compared_with_each_other_and_not_with_thos
     assert mixes_samples(across, ROWS, [outputs])
 
 
+def test_samples_may_be_in_the_second_dimension() -> None:
+    outputs = 2.0 * torch.randn(12, ROWS, CLASSES, requires_grad=True, generator=torch.Generator().manual_seed(0))
+    assert not mixes_samples(outputs.square().mean((0, 2)).sqrt().mean(), ROWS, [outputs])
+    assert mixes_samples(outputs.square().mean((1, 2)).sqrt().mean(), ROWS, [outputs])
+    # Nothing tells where they are here.
+    assert not mixes_samples(outputs[:7].flatten().square().mean().sqrt(), 5, [outputs])
+
+
 def test_a_look_at_samples_leaves_the_graph_and_its_hooks_alone() -> None:
     x = torch.randn(ROWS, CLASSES, requires_grad=True, generator=torch.Generator().manual_seed(0))
     outputs, reached = 2.0 * x, []
