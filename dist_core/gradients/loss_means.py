@@ -138,13 +138,14 @@ def _reduces_samples(node: Any) -> bool:
     return node.name() in ("MeanBackward0", "SumBackward0") or getattr(node, "_saved_reduction", 0) != 0
 
 
-Graph = tuple[str, ...]
-"""Names of the operations that a loss was computed by, those next to it first."""
+Graph = tuple[tuple[str, int], ...]
+"""Operations that a loss was computed by, those next to it first; of a weight, which one it is."""
 
 
 def graph_of(loss: torch.Tensor) -> Graph:
     """Return the operations of a loss that are nearest to it."""
-    return tuple(node.name() for node in walk([loss.grad_fn], lambda node: False))
+    nodes = walk([loss.grad_fn], lambda node: False)
+    return tuple((node.name(), id(getattr(node, "variable", None))) for node in nodes)
 
 
 def walk(nodes: Iterable[Any], ends: Callable[[Any], bool]) -> Iterator[Any]:

@@ -7,6 +7,7 @@ import functools
 import gc
 import inspect
 import textwrap
+import types
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -94,6 +95,21 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
             mine = present.get(name)
             if isinstance(value, torch.Tensor) and isinstance(mine, torch.Tensor) and mine.dtype != value.dtype:
                 present[name] = value.to(device=mine.device, copy=True)
+
+
+def add_group_for_script(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
+    """Add a group that the script has added in an epoch, and may add once more where it goes on within that epoch."""
+    added = {id(parameter) for parameter in group["params"]}
+    add = optimizer.add_param_group
+    add(group)
+
+    def add_another(_: Any, another: dict[str, Any]) -> None:
+        given = another["params"]
+        parameters = [given] if isinstance(given, torch.Tensor) else list(given)
+        if {id(each) for each in parameters} != added:
+            add({**another, "params": parameters})
+
+    optimizer.add_param_group = types.MethodType(add_another, optimizer)  # type: ignore[method-assign]
 
 
 def own_groups(optimizer: torch.optim.Optimizer, saved: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

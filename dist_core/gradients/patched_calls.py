@@ -56,6 +56,10 @@ class Wrapper(Protocol):
         """Look at a loss, perhaps of this model, whose backward pass begins."""
         ...
 
+    def other_optimizer_steps(self, optimizer: torch.optim.Optimizer) -> None:
+        """Look at an optimizer that steps weights of no wrapped model."""
+        ...
+
     def adopt_scaler(self, scaler: Any) -> None:
         """Adopt a gradient scaler that was not given and has begun to work for one of the optimizers."""
         ...
@@ -158,8 +162,19 @@ def _refuse_unknown_optimizer(optimizer: torch.optim.Optimizer, args: Any, kwarg
     It would change them on broken steps, and be in no checkpoint. Within a step of a known optimizer it may step: some
     are built around another one.
     """
-    if _updating or models_of(optimizer) or optimizer in _harmless:
+    if _updating or models_of(optimizer):
         return
+    if optimizer not in _harmless:
+        _refuse_weights_of_others(optimizer)
+        _harmless.add(optimizer)
+    for known in list(_wrapped.values()):
+        wrapper = known()
+        if wrapper is not None:
+            wrapper.other_optimizer_steps(optimizer)
+            return
+
+
+def _refuse_weights_of_others(optimizer: torch.optim.Optimizer) -> None:
     wrapped = {id(each) for module in _wrapped for each in module.parameters()}
     mine = [each for group in optimizer.param_groups for each in group["params"] if id(each) in wrapped]
     if mine:
@@ -168,7 +183,6 @@ def _refuse_unknown_optimizer(optimizer: torch.optim.Optimizer, args: Any, kwarg
             "checkpoint would contain its state, and its learning rate would not follow the batch size. Give all "
             "optimizers of a model: AdaptiveDataParallel(model, [first, second])"
         )
-    _harmless.add(optimizer)
 
 
 @contextmanager

@@ -9,7 +9,12 @@ import torch
 
 from dist_core.errors import InvalidTraining
 from dist_core.gradients.frozen_weights import FrozenWeights
-from dist_core.gradients.optimizers import load_optimizer, own_groups, own_schedules
+from dist_core.gradients.optimizers import (
+    add_group_for_script,
+    load_optimizer,
+    own_groups,
+    own_schedules,
+)
 
 
 class WrappedSchedules:
@@ -90,6 +95,7 @@ class WrappedState:
             "module": module,
             "frozen": left_out,
             "optimizers": [each.state_dict() for each in self._optimizers],
+            "groups": [self._names_by_group(each) for each in self._optimizers],
             "parameters": self._signature(),
             "lr_schedulers": self.schedules.state_dict(),
         }
@@ -112,6 +118,7 @@ class WrappedState:
                 f"a trial that begins with its parent's state needs the parent's model, but a tensor is {what}. Change "
                 "only parameters that leave the model's shape as it is, or begin without a parent"
             )
+        self._add_groups(state)
         optimizers = [
             {**theirs, "param_groups": own_groups(each, theirs["param_groups"])}
             for each, theirs in zip(self._optimizers, state["optimizers"], strict=True)
@@ -130,11 +137,34 @@ class WrappedState:
         if left_out:
             (self._frozen or FrozenWeights(self._module)).check(left_out)
         self._load_module(state["module"], left_out.keys())
+        self._add_groups(state)
         for mine, theirs in zip(self._optimizers, state["optimizers"], strict=True):
             load_optimizer(mine, theirs)
         self.schedules.load(state["lr_schedulers"])
         self._kept_scaler = state.get("mp_scaler")
         self._load_scaler()
+
+    def _names_by_group(self, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+        """Return the names of each group's parameters; empty for one that is none of the module's."""
+        names = {id(each): name for name, each in self._module.named_parameters()}
+        return [[names.get(id(each), "") for each in group["params"]] for group in optimizer.param_groups]
+
+    def _add_groups(self, state: dict[str, Any]) -> None:
+        """Add the groups of parameters that the script has added in an epoch which this process has not trained."""
+        present = dict(self._module.named_parameters())
+        for optimizer, theirs, names in zip(
+            self._optimizers, state["optimizers"], state.get("groups", ()), strict=False
+        ):
+            count = len(optimizer.param_groups)
+            for group, of_group in zip(theirs["param_groups"][count:], names[count:], strict=True):
+                missing = [name for name in of_group if name not in present]
+                if missing:
+                    raise InvalidTraining(
+                        f"{type(optimizer).__name__} has {count} groups of parameters here and {len(names)} in the "
+                        "trial, of which one has parameters that are not the model's. Add all groups before the loop "
+                        "over epochs, with a learning rate of 0 where they are to wait"
+                    )
+                add_group_for_script(optimizer, {**group, "params": [present[name] for name in of_group]})
 
     def _signature(self) -> list[str]:
         """Return a text for each trainable parameter, in order: replicas reduce them by position."""

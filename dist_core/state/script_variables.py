@@ -3,15 +3,17 @@
 Counters, the best weights so far, patience, averages: a script holds them in variables, or in attributes of objects of
 its own, that exist before its loop over epochs and change within it. A replica that joins, or a trial that resumes,
 would begin them anew. So what has changed since the loop began travels with the trial's state, from rank 0: numbers,
-texts, tensors, arrays, lists, deques and dictionaries of them, modules that are not trained, and other objects with
-``state_dict`` and ``load_state_dict``. What has not changed stays as each replica's own code has made it, such as its
-rank and its data.
+texts, tensors, arrays, lists, deques, sets and dictionaries of them, generators of random numbers, modules that are not
+trained, and other objects with ``state_dict`` and ``load_state_dict``. What has not changed stays as each replica's own
+code has made it, such as its rank and its data.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import json
+import random
 import sys
 import sysconfig
 from collections import deque
@@ -134,7 +136,7 @@ class ScriptVariables(Listener):
                 if copies_only and not isinstance(value, _Copy) and not _holds_tensors(value):
                     continue
                 if _is_plain(value, MOST_ITEMS):
-                    self._put(path, placed(value, present.get(path)))
+                    self._put(path, value, present.get(path))
                 elif value is not None:
                     _load_into(present.get(path), value.content)
 
@@ -149,8 +151,10 @@ class ScriptVariables(Listener):
         now, variables = dict(self._leaves()), dict[str, dict[str, Any]]()
         for path in self._have_changed:
             value = now.get(path, _NOTHING)
-            if value is not _NOTHING and _is_deque(value):
+            if value is not _NOTHING and _is_listed(value):
                 variables[path] = {"value": list(value)}
+            elif value is not _NOTHING and _is_generator(value):
+                variables[path] = {"generator": _read_generator(value)}
             elif value is _NOTHING or not _is_plain(value, MOST_ITEMS):
                 content = _state_of(value)
                 if content is None:
@@ -178,8 +182,10 @@ class ScriptVariables(Listener):
             self._have_changed[path] = None
             if "state" in content:
                 _load_into(present.get(path), content["state"])
+            elif "generator" in content:
+                _set_generator(present.get(path), content["generator"])
             else:
-                self._put(path, placed(content["value"], present.get(path)))
+                self._put(path, content["value"], present.get(path))
 
     def _tell(self, path: str) -> None:
         if path in self._warned_paths:
@@ -224,13 +230,25 @@ class ScriptVariables(Listener):
             for attribute, held in list(vars(value).items()):
                 if not self._belongs_to_trial(held):
                     yield from self._leaves_of(f"{path}.{attribute}", held, depth - 1)
+        elif isinstance(value, torch.utils.data.Dataset) and _is_users_class(type(value)):
+            for attribute, held in list(vars(value).items()):
+                # No lists and dictionaries, which may be caches of its samples.
+                if type(held) in (*NUMBERS_AND_TEXTS, torch.Tensor, np.ndarray) and _is_leaf(held):
+                    yield f"{path}.{attribute}", held
 
-    def _put(self, path: str, value: Any) -> None:
+    def _put(self, path: str, value: Any, present: Any) -> None:
         assert self._frame is not None
+        value = placed(value, present)
+        if value is present:
+            return
         if path.startswith(_GLOBAL):
             self._frame.f_globals[path.removeprefix(_GLOBAL)] = value
             return
-        put_variable(self._frame, path, value)
+        try:
+            put_variable(self._frame, path, value)
+        except (AttributeError, TypeError):
+            # Of an object that does not let its attributes be set.
+            self._tell(path)
 
 
 def put_variable(frame: FrameType, path: str, value: Any) -> None:
@@ -263,12 +281,38 @@ def _name_of(code: CodeType) -> str:
 
 
 def _is_leaf(value: Any) -> bool:
-    return _is_plain(value, MOST_ITEMS) or _is_deque(value) or _is_module(value) or _is_stateful(value)
+    is_plain = _is_plain(value, MOST_ITEMS) or _is_listed(value)
+    return is_plain or _is_generator(value) or _is_module(value) or _is_stateful(value)
 
 
-def _is_deque(value: Any) -> bool:
-    """Tell whether a value is a deque of plain values; it travels as a list."""
-    return type(value) is deque and _is_plain(list(value), MOST_ITEMS)
+def _is_listed(value: Any) -> bool:
+    """Tell whether a value is a deque or a set of plain values; it travels as a list."""
+    return type(value) in (deque, set) and _is_plain(list(value), MOST_ITEMS)
+
+
+def _is_generator(value: Any) -> bool:
+    """Tell whether a value generates random numbers; torch's generators are left to loaders, which have their state."""
+    return type(value) in (np.random.Generator, np.random.RandomState, random.Random)
+
+
+def _read_generator(generator: Any) -> str:
+    """Return where a generator stands, as JSON: its numbers are larger than a checkpoint's."""
+    if isinstance(generator, random.Random):
+        return json.dumps(generator.getstate())
+    return json.dumps(_bits_of(generator).state, default=lambda array: array.tolist())
+
+
+def _set_generator(generator: Any, state: str) -> None:
+    content = json.loads(state)
+    if isinstance(generator, random.Random):
+        version, numbers, following = content
+        generator.setstate((version, tuple(numbers), following))
+    elif _is_generator(generator) and content["bit_generator"] == _bits_of(generator).state["bit_generator"]:
+        _bits_of(generator).state = content
+
+
+def _bits_of(generator: Any) -> Any:
+    return generator.bit_generator if isinstance(generator, np.random.Generator) else generator._bit_generator
 
 
 def _is_plain(value: Any, items: int) -> bool:
@@ -352,6 +396,10 @@ def _fingerprint(value: Any) -> Any:
         return value.item()
     if type(value) in (list, tuple, deque):
         return id(value), *map(_fingerprint, value)
+    if type(value) is set:
+        return id(value), frozenset(value)
+    if _is_generator(value):
+        return id(value), _read_generator(value)
     if isinstance(value, dict) and _is_plain(value, MOST_ITEMS):
         return id(value), *((key, _fingerprint(each)) for key, each in value.items())
     if _is_module(value):
@@ -386,7 +434,7 @@ def _state_of(value: Any) -> dict[str, Any] | None:
 
 
 def _copied(value: Any) -> Any:
-    if _is_deque(value):
+    if _is_listed(value):
         return _copied_plain(list(value))
     if _is_plain(value, MOST_ITEMS):
         return _copied_plain(value)
@@ -424,9 +472,9 @@ def placed(value: Any, present: Any) -> Any:
             np.copyto(present, value.numpy(), casting="unsafe")
             return present
         return value.numpy()
-    if type(value) is list and type(present) is deque:
+    if type(value) is list and type(present) in (deque, set):
         present.clear()
-        present.extend(value)
+        (present.extend if type(present) is deque else present.update)(value)
         return present
     if type(value) is list and type(present) is list:
         before = [*present, *[None] * max(0, len(value) - len(present))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -47,6 +48,8 @@ class BatchLooks:
         self._first_graphs: list[Graph] | None = None
         """Shapes of the present step's first pass; None while it is the first."""
         self._compares = True
+        self._others: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
+        """First step that each optimizer of no wrapped model has stepped in."""
 
     def forward_begins(self, inputs: Any) -> None:
         """Warn of a state that the script carries from batch to batch where batches may be divided otherwise."""
@@ -117,6 +120,21 @@ class BatchLooks:
                 f"replicas and passes average their gradients of {self._model}, but the loss is {other}; else its "
                 "gradient depends on the number of replicas"
             )
+
+    def other_optimizer_steps(self, optimizer: torch.optim.Optimizer) -> None:
+        """Warn of weights that the script trains from step to step, and that no wrapped model has."""
+        position = self._core.position
+        if not position.in_training_loop or not (self._divides or self._core.environment is not None):
+            return
+        if self._others.setdefault(optimizer, position.steps) in (position.steps, -1):
+            return
+        self._others[optimizer] = -1
+        count = sum(len(group["params"]) for group in optimizer.param_groups)
+        self._warn(
+            f"{type(optimizer).__name__} trains {count} parameters of no wrapped model: replicas do not average their "
+            "gradients, each pass of a step steps them, and no checkpoint has them. Put them into a module, and wrap "
+            "it with this optimizer: AdaptiveDataParallel(module, optimizer)"
+        )
 
     def _compare_passes(self, *, begins_step: bool) -> None:
         """Warn of passes of one step that compute different things, as a count of batches would have them do."""

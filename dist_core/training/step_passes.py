@@ -172,6 +172,9 @@ class StepPasses(Passes):
     def were_bypassed(self) -> bool:
         return self.place.has_several_passes and not self.place.computed
 
+    def look_at_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        self.looks.other_optimizer_steps(optimizer)
+
     def look_at_loss(self, loss: torch.Tensor) -> None:
         self.looks.backward_begins(loss)
 

@@ -242,6 +242,9 @@ class WrappedModel:
                 intercept_scheduler(unknown[0], self)
                 self._wrapped_state.schedules.adopt(unknown[0])
 
+    def other_optimizer_steps(self, optimizer: torch.optim.Optimizer) -> None:
+        self.passes.look_at_optimizer(optimizer)
+
     def adopt_scaler(self, scaler: Any) -> None:
         """Adopt a gradient scaler that was not given and has begun to work for one of the optimizers."""
         if self._wrapped_state.scaler is None:

@@ -95,6 +95,8 @@ class Epochs:
         self._leaving = leaving
         self._life = life
         self.more_epochs = more_epochs
+        self._asked_for = (-1, 0)
+        """Run of the code, and the latest limit that it has asked for."""
 
     def begin(self, limit: int) -> int:
         """Enter the epoch loop where the trial stands, and return its limit. Raises ReplicaExit if it is about over."""
@@ -106,9 +108,22 @@ class Epochs:
             limit += self.more_epochs
         self._position.note_limit(limit)
         self._resumption.find_out(limit)
+        self._refuse_second_loop(limit)
         self._position.enter_epochs()
         self._life.epochs_began()
         return limit
+
+    def _refuse_second_loop(self, limit: int) -> None:
+        """Refuse a loop that would train nothing, as one for a second fold or stage would by the same number."""
+        run, before = self._asked_for
+        self._asked_for = (self._position.runs, limit)
+        if run == self._position.runs and 0 < limit <= min(before, self._position.epoch):
+            raise InvalidTraining(
+                f"the script asks for a second loop over epochs, until epoch {limit}, but its trial has trained "
+                f"{self._position.epoch} already: the number counts all epochs of the trial, and the loop would train "
+                "nothing. For a second stage ask for the sum, remaining_epochs_until(first + second); train folds in a "
+                "trial each, with the fold as a parameter"
+            )
 
     def refuse_extension(self, setting: str) -> None:
         """Raise InvalidTraining for a trial that is to train more epochs than its trainer will."""

@@ -92,6 +92,11 @@ class Passes(ABC):
     def end_step(self) -> None:
         """End the step on this replica, applied or skipped."""
 
+    def look_at_optimizer(  # noqa: B027  # parts have nothing to say of theirs
+        self, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Look at an optimizer that steps weights of no wrapped model."""
+
     def look_at_loss(self, loss: torch.Tensor) -> None:  # noqa: B027  # parts have nothing to say of theirs
         """Warn of a loss whose gradient depends on how batches are divided."""
 

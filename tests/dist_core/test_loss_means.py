@@ -168,6 +168,18 @@ def decayed_by_progress(
     return decayed_by_turns(loader, model, dist_core.progress_step(BATCH), x, y)
 
 
+def with_a_scale_of_its_own(
+    loader: Any, model: torch.nn.Module, index: int, x: torch.Tensor, y: torch.Tensor, *, anew: bool = False
+) -> torch.Tensor:
+    """A weight that no model has, with an optimizer of its own: for the whole training, or anew in each step."""
+    if anew or not hasattr(loader, "scale"):
+        loader.scale = torch.nn.Parameter(torch.ones(1))
+        loader.of_scale = torch.optim.SGD([loader.scale], lr=0.01)
+    loader.scale.grad = torch.ones(1)
+    loader.of_scale.step()
+    return squares(loader, model, index, x, y)
+
+
 def with_a_norm() -> torch.nn.Module:
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
@@ -200,6 +212,14 @@ def test_a_count_of_batches_that_decides_what_is_computed_is_told_of_where_steps
     loss = decayed_by_progress if by_steps else decayed_by_turns
     [told] = as_trial(partial(said, loss=loss, about="two passes of one step"), 1, passes)
     assert len(told) == (1 if passes > 1 and not by_steps else 0)
+
+
+@pytest.mark.parametrize(("replicas", "anew", "times"), [(2, False, 1), (2, True, 0), (1, False, 0)])
+def test_weights_that_no_model_has_are_told_of_where_they_are_trained(replicas: int, anew: bool, times: int) -> None:
+    loss = partial(with_a_scale_of_its_own, anew=anew)
+    first, *others = as_trial(partial(said, loss=loss, about="of no wrapped model"), replicas)
+    assert len(first) == times
+    assert not any(others)
 
 
 def said_of_rates(kit: Kit, *, by_progress: bool) -> list[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
+import random
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -39,6 +41,18 @@ class Trainer:
         self.stopper, self.steps = Stopper(), 0
 
 
+@dataclasses.dataclass(frozen=True)
+class Sealed:
+    """Its list may grow, and none of its attributes be set."""
+
+    seen: list[int]
+
+
+class Staged(torch.utils.data.Dataset[int]):
+    def __init__(self) -> None:
+        self.stage, self.labels, self.cache = 0, torch.zeros(3), [0]
+
+
 def epochs(variables: ScriptVariables, numbers: range) -> Iterator[int]:
     variables.begin(sys._getframe(1))
     for number in numbers:
@@ -55,7 +69,9 @@ def script(variables: ScriptVariables, numbers: range, rank: int = 0) -> dict[st
     trained, average, trainer = nn.Linear(2, 1), nn.Linear(2, 1), Trainer()
     losses, array, tensors, steps = [], np.zeros(3), [torch.zeros(2)], 0
     held, name, recent, best = {"rank": rank, "seen": 0}, f"rank {rank}", collections.deque[int](maxlen=4), None
-    alias, flips = tensors, 0
+    alias, flips, sealed, staged = tensors, 0, Sealed([]), Staged()
+    uneven, numbered, drawn = set[int](), np.random.default_rng(0), random.Random(0)
+    draws = [0.0, 0.0]
     for number in numbers and epochs(variables, numbers):
         steps += 1
         seen_by_all += 1
@@ -65,6 +81,12 @@ def script(variables: ScriptVariables, numbers: range, rank: int = 0) -> dict[st
         tensors[0] += 1.0
         held["seen"] += 1
         recent.append(number)
+        sealed.seen.append(number)
+        staged.stage = number
+        staged.labels[0] += 1.0
+        staged.cache.append(number)
+        uneven |= {number} if number % 2 else set()
+        draws = [float(numbered.random()), drawn.random()]
         average.weight.data.fill_(number)
         best = losses[-1]
         trainer.stopper(losses[-1] if number < 2 else 9.0, trained)
@@ -81,6 +103,10 @@ def script(variables: ScriptVariables, numbers: range, rank: int = 0) -> dict[st
         "held": held["seen"],
         "name": name,
         "recent": list(recent),
+        "sealed": list(sealed.seen),
+        "staged": (staged.stage, staged.labels.tolist()),
+        "uneven": sorted(uneven),
+        "draws": draws,
         "average": average.weight.tolist(),
         "best": best,
     }

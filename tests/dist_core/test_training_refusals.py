@@ -109,6 +109,14 @@ def test_epoch_loops_do_not_nest() -> None:
         next(iter(remaining_epochs_until(1)))
 
 
+def test_a_second_loop_over_epochs_that_would_train_nothing_is_refused() -> None:
+    reset_core()
+    assert list(remaining_epochs_until(1)) == [0]
+    assert list(remaining_epochs_until(3)) == [1, 2]
+    with pytest.raises(InvalidTraining, match="until epoch 2, but its trial has trained 3 already"):
+        next(iter(remaining_epochs_until(2)))
+
+
 def test_every_public_name_can_be_imported() -> None:
     assert dist_core.__all__ == sorted(dist_core.__all__)
     for name in dist_core.__all__:
