@@ -22,7 +22,7 @@ def present_replica() -> Participant:
     environment = ReplicaEnvironment.from_environ()
     if environment is None or "torch" in sys.modules:
         return training_core()
-    seed = trial_seed(environment.trial_id)
+    seed = trial_seed(environment.trial_id, environment.seed)
 
     def on_torch() -> None:
         seed_torch(seed)

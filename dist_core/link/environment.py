@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 TOKEN, TOKEN_FILE = "ELASTUNE_REPLICA_TOKEN", "ELASTUNE_REPLICA_TOKEN_FILE"
 
 ATTEMPTS = "ELASTUNE_ATTEMPTS"
+SEED = "ELASTUNE_SEED"
 
 SLOT_MEMORY = "ELASTUNE_SLOT_MEMORY"
 """Bytes of the machine's memory that a slot has, where that is limited."""
@@ -78,6 +79,8 @@ class ReplicaEnvironment:
     """Keep the states that it has after so many epochs too."""
     more_epochs: int = 0
     """Epochs to train beyond those that the code asks for."""
+    seed: int | None = None
+    """Seed of the trial's random generators, where whoever submitted it has given one."""
     attempts: int | None = None
     """Times that its command came too late to join; None where the suite itself runs the training."""
 
@@ -124,6 +127,7 @@ _LEFT_OUT = frozenset(
         "keeps_state",
         "keeps_after",
         "more_epochs",
+        "seed",
         "attempts",
         "prepared_dir",
         "code_dir",

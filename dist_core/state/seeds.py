@@ -15,12 +15,21 @@ def derived_seed(*parts: object) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def trial_seed(trial_id: str) -> int:
+def trial_seed(trial_id: str, sweeps_own: int | None) -> int:
     """Code that seeds nothing splits its data alike on all replicas, and again alike when the trial goes on later.
 
-    Else samples that one of them validates on would be another's to train on. Trials differ all the same.
+    Else samples that one of them validates on would be another's to train on. Trials differ all the same. A sweep gives
+    the seed, so that it follows from the script's; without one it follows from the trial's name.
     """
-    return derived_seed("trial", trial_id)
+    return derived_seed("trial", trial_id) if sweeps_own is None else sweeps_own
+
+
+def present_seed() -> str:
+    """Return a text that follows from where this process's generators stand, without moving them."""
+    parts: list[object] = [random.getstate(), np.random.get_state()]
+    if "torch" in sys.modules:
+        parts.append(sys.modules["torch"].initial_seed())
+    return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
 
 FIRST_SEED = 67280421310721

@@ -281,7 +281,7 @@ class Replica:
         """Tell whether the user's code, which ended with this error, is to run again; made ready for that."""
         ready = self.rerun.is_made_ready(error)
         if ready and self.environment is not None:
-            seed_all(trial_seed(self.environment.trial_id))
+            seed_all(trial_seed(self.environment.trial_id, self.environment.seed))
         return ready
 
     def explain(self, error: BaseException) -> None:

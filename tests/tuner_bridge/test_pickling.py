@@ -250,6 +250,61 @@ send(objective)
     assert printed == "torch.float64 199999.0 torch.bfloat16 99840.0"
 
 
+def test_settings_of_libraries_arrive(tmp_path: Path) -> None:
+    script = """
+import decimal, matplotlib, numpy as np, pandas as pd, sklearn
+np.seterr(over="raise")
+np.set_printoptions(precision=2)
+decimal.getcontext().prec = 40
+sklearn.set_config(transform_output="pandas")
+pd.set_option("display.max_rows", 7)
+matplotlib.rcParams["figure.figsize"] = [3.0, 2.0]
+def objective(trial):
+    import matplotlib, pandas, sklearn
+    of_numpy = np.geterr()["over"], np.geterr()["invalid"], str(np.array([0.123456]))
+    size = matplotlib.rcParams["figure.figsize"]
+    of_others = sklearn.get_config()["transform_output"], pandas.get_option("display.max_rows"), size
+    return *of_numpy, len(str(decimal.Decimal(1) / 3)), *of_others
+send(objective)
+"""
+    printed = there_and_back(tmp_path, script, "print(objective(1))")
+    assert printed == "('raise', 'warn', '[0.12]', 42, 'pandas', 7, [3.0, 2.0])"
+
+
+def test_modules_that_import_their_parts_late_arrive_by_name_and_progress_bars_at_rest(tmp_path: Path) -> None:
+    script = """
+import sys, types, tqdm, lazily
+bar = tqdm.tqdm(total=4, file=open("bar.txt", "w"))
+def objective(trial):
+    bar.update(1)
+    return type(lazily).__name__, lazily.part, bar.total
+send(objective)
+"""
+    lines = [
+        "import sys, types",
+        "class Late(types.ModuleType):",
+        "    part = 3",
+        "sys.modules[__name__] = Late('lazily')",
+    ]
+    (tmp_path / "lazily.py").write_text("\n".join(lines))
+    assert there_and_back(tmp_path, script, "print(objective(1))") == "('Late', 3, 4)"
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("best = 9\ndef objective(trial):\n    global best\n    best = trial\nsend(objective)", "sets the global best"),
+        ("import random\nown = random.Random(0)\nsend(lambda trial: own)", "draw from too (a random.Random)"),
+        ("import tqdm\nbar = tqdm.tqdm(disable=True)\nsend(lambda trial: bar)", "carries a progress bar"),
+        ("send(lambda trial: [each for each in range(trial)])", ""),
+    ],
+)
+def test_what_replicas_have_a_copy_of_is_told(tmp_path: Path, script: str, words: str) -> None:
+    (tmp_path / "tune.py").write_text(SENDS + script)
+    told = run_python(tmp_path, "tune.py", clean=True, environ={"PYTHONPATH": f"{ROOT}:{tmp_path}"}).stderr
+    assert words in told if words else told == ""
+
+
 def test_large_data_is_apart_mapped_and_ones_own_to_change(tmp_path: Path) -> None:
     script = """
 import numpy as np

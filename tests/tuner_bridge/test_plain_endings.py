@@ -173,3 +173,52 @@ def test_a_sweep_runs_in_a_real_notebook_and_shows_its_page(tmp_path: Path) -> N
     assert any("4.0" in each.get("text", "") for each in notebook.cells[4].outputs)
     [error] = notebook.cells[5].outputs
     assert error["ename"] == "InvalidSweep"
+
+
+WITHIN = """
+import os, signal, threading, time
+import optuna
+from tuner_bridge import optimize
+from tuner_bridge.errors import InvalidSweep
+
+def quick(trial):
+    return trial.suggest_float("x", 0, 1)
+
+def slow(trial):
+    if trial.number == 1:
+        time.sleep(60)
+    return quick(trial)
+
+def nested(trial):
+    optimize(optuna.create_study(), quick, n_trials=1, slots=1)
+
+def once_more(study, trial):
+    try:
+        optimize(study, quick, n_trials=1, slots=1)
+    except InvalidSweep as error:
+        print(error)
+
+def interrupt():
+    while len(study.trials) < 2 or not study.trials[1].user_attrs:
+        time.sleep(0.02)
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGINT)
+
+if __name__ == "__main__":
+    optimize(optuna.create_study(), nested, n_trials=1, slots=1, catch=InvalidSweep)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    threading.Thread(target=interrupt, daemon=True).start()
+    try:
+        optimize(study, slow, n_trials=3, slots=1, callbacks=[once_more])
+    except KeyboardInterrupt:
+        print([trial.state.name for trial in study.trials])
+"""
+
+
+def test_a_sweep_within_a_sweep_is_refused_and_an_interrupted_trial_in_memory_has_failed(tmp_path: Path) -> None:
+    (tmp_path / "within.py").write_text(WITHIN)
+    done = run_python(tmp_path, "within.py")
+    assert "optimize() was called by an objective, within a trial of another sweep" in done.stderr
+    refused, states = done.stdout.splitlines()
+    assert "is at work on study" in refused and "pass n_jobs=" in refused
+    assert states == "['COMPLETE', 'FAIL']"

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dist_core.state.seeds import derived_seed
 from tests.support.scripts import run_python
 
 ROOT = Path(__file__).parents[2]
@@ -28,6 +27,13 @@ def plain(trial):
         raise ValueError("for once")
     return x
 
+def draws(trial):
+    import random
+    import numpy
+    drawn = [random.random(), float(numpy.random.rand()), list({"relu", "tanh", "gelu", "elu"})]
+    trial.set_user_attr("drawn", drawn)
+    return trial.suggest_float("x", 0, 1)
+
 def imports_torch_late(trial):
     x = trial.suggest_float("x", 0, 1)
     before = "torch" in sys.modules
@@ -35,7 +41,7 @@ def imports_torch_late(trial):
     import dist_core
     import torch
     import torch.distributed
-    told = [before, os.environ["ELASTUNE_TRIAL_ID"], torch.initial_seed(), torch.distributed.get_world_size()]
+    told = [before, int(os.environ["ELASTUNE_SEED"]), torch.initial_seed(), torch.distributed.get_world_size()]
     trial.set_user_attr("told", told)
     trial.report(x / 2, 1)
     return x
@@ -58,6 +64,9 @@ def trains_late(trial):
     return sum(p.sum().item() for p in model.parameters())
 
 if __name__ == "__main__":
+    import random, numpy
+    random.seed(1)
+    numpy.random.seed(1)
     pruner = optuna.pruners.ThresholdPruner(upper=-1)
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0), pruner=pruner)
     optimize(study, globals()[sys.argv[1]], slots=1, catch=(ValueError,), **json.loads(sys.argv[2]))
@@ -92,12 +101,21 @@ def test_each_trial_has_a_process_of_its_own_where_that_is_asked_for(tmp_path: P
     assert len({trial["process"][0] for trial in trials}) == 3
 
 
+def test_random_numbers_and_hashes_follow_from_the_scripts_seed(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    first, again = (sweep(tmp_path / name, "draws", n_trials=2) for name in ("one", "two"))
+    assert [trial["drawn"] for trial in first] == [trial["drawn"] for trial in again]
+    assert first[0]["drawn"][:2] != first[1]["drawn"][:2]
+    assert first[0]["drawn"][2] == first[1]["drawn"][2]
+
+
 def test_torch_that_comes_late_finds_its_seed_and_its_world_and_is_there_from_the_next_trial_on(tmp_path: Path) -> None:
     trials = sweep(tmp_path, "imports_torch_late", n_trials=3)
     assert [trial["told"][0] for trial in trials] == [False, True, True]
     for trial in trials:
-        _, trial_id, seed, size = trial["told"]
-        assert (seed, size) == (derived_seed("trial", trial_id), 1)
+        _, given, seed, size = trial["told"]
+        assert (seed, size) == (given, 1)
         assert len(trial["reports"]) == 2
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import enum
 import json
 import math
 import os
@@ -54,6 +55,15 @@ def test_arrays_and_scalars_keep_type_and_shape(array: Any) -> None:
     assert type(back) is type(array)
     assert back.dtype == array.dtype
     np.testing.assert_array_equal(back, array)
+
+
+class Act(str, enum.Enum):
+    RELU = "relu"
+
+
+def test_a_member_of_an_enumeration_of_texts_is_its_text() -> None:
+    assert encode_value(Act.RELU) == Act.RELU == "relu"
+    assert type(encode_value(Act.RELU)) is str
 
 
 def test_a_file_name_with_bytes_that_are_no_text_survives() -> None:

@@ -28,7 +28,7 @@ from trials.errors import LaunchFailed
 from trials.inside.cgroups import Cgroups
 from trials.launch.base import Exit, Launcher, LaunchRequest, NodeSlots, ReplicaProcess
 from trials.launch.fork.client import Ended, ForkServers
-from trials.launch.fork.start import StartedForkServer, own_path, start_fork_server
+from trials.launch.fork.start import HASHES_ALIKE, StartedForkServer, own_path, start_fork_server
 from trials.launch.gpus import GpuSource, NoGpus
 from trials.launch.slots import Slot, by_node
 from trials.record import ReplicaRecord
@@ -186,7 +186,7 @@ class LocalLauncher(Launcher):
             [sys.executable, "-m", "trials.inside.replica_start"],
             stdin=subprocess.PIPE,
             cwd=request.working_dir,
-            env={**request.environ, "PYTHONPATH": os.pathsep.join([*request.python_path, *own_path()])},
+            env={**HASHES_ALIKE, **request.environ, "PYTHONPATH": os.pathsep.join([*request.python_path, *own_path()])},
             start_new_session=True,
         )
         assert process.stdin is not None

@@ -8,8 +8,10 @@ all others by name, as in Ray, Dask and submitit.
 from __future__ import annotations
 
 import ast
+import dis
 import functools
 import hashlib
+import importlib
 import io
 import os
 import pickle
@@ -37,6 +39,12 @@ LARGE_BYTES = 1 << 16
 """A buffer of so many travels apart from the pickle."""
 TOLD_BYTES = 1 << 20
 """Bytes of all data from which the driver says how much travels."""
+_RANDOM = {
+    "numpy.random._generator": ("Generator",),
+    "numpy.random.mtrand": ("RandomState",),
+    "random": ("Random",),
+    "itertools": ("count", "cycle"),
+}
 _LOCKS = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
 
 StandIn = tuple[object, Callable[[], Any]]
@@ -69,6 +77,8 @@ def pickled(value: Any, what: str, stand_in: StandIn | None = None) -> Pickled:
         except Exception as error:
             # Whatever an object's class raises when it is pickled.
             raise explained(value, what, error, lambda each: _Pickler(io.BytesIO(), stand_in).dump(each)) from error
+    for note in pickler.notes:
+        print(f"elastune: {what} {note}", file=sys.stderr)
     by_name = {name: module for name, module in own.items() if module not in unfindable}
     pickler.dump(gather(by_name))
     content = file.getvalue()
@@ -159,6 +169,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
         """Names of the modules that it pickles something of by name."""
         self.classes: list[tuple[type, str, bool]] = []
         """Classes by value with their qualified names, and whether that name leads to the class in its module."""
+        self.notes: dict[str, None] = {}
+        """Words for parts of it that do not do in replicas what they do in the script."""
 
     def _keeps(self, buffer: pickle.PickleBuffer) -> bool:
         """Tell whether a buffer goes into the pickle itself."""
@@ -183,6 +195,22 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
         torch = sys.modules.get("torch")
         if torch is not None and type(obj) is torch.Tensor:
             return _tensor_reduced(obj, torch)
+        if isinstance(obj, types.ModuleType) and sys.modules.get(obj.__name__) is obj and _has_class_of_its_own(obj):
+            # It imports its parts when they are asked for.
+            self.modules[obj.__name__] = None
+            return importlib.import_module, (obj.__name__,)
+        tqdm = sys.modules.get("tqdm")
+        if tqdm is not None and isinstance(obj, tqdm.tqdm):
+            self.notes["carries a progress bar, which stands still in replicas (show_progress_bar=True shows one)"] = (
+                None
+            )
+            return shipped.resting_bar, (type(obj), getattr(obj, "total", None), getattr(obj, "desc", None))
+        if type(obj).__module__ in _RANDOM and type(obj).__name__ in _RANDOM[type(obj).__module__]:
+            self.notes[
+                f"carries a generator that other trials draw from too (a {type(obj).__module__}.{type(obj).__name__}): "
+                "each replica begins with a copy, so trials repeat its draws. Make one in the objective, with "
+                "trial.number in its seed"
+            ] = None
         reduced = super().reducer_override(obj)
         if isinstance(obj, types.ModuleType):
             self.modules[obj.__name__] = None
@@ -194,10 +222,35 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
 
     def _function_getnewargs(self, func: types.FunctionType) -> Any:
         scope = func.__globals__
+        changed = sorted(set(_globals_set(func.__code__)))
+        if changed:
+            names = ", ".join(changed)
+            self.notes[
+                f"sets the global {names}, of which each replica has its own: neither the script nor all other trials "
+                "see what it is set to. Keep the best trial's in a callback (callbacks=[...])"
+            ] = None
         module = sys.modules.get(scope.get("__name__", ""))
         if id(scope) not in self.globals_ref and module is not None and vars(module) is scope:
             self.globals_ref[id(scope)] = _Scope(module)
         return super()._function_getnewargs(func)
+
+
+def _globals_set(code: types.CodeType) -> Iterator[str]:
+    """Yield the global variables that a function, or one within it, sets."""
+    yield from (each.argval for each in dis.get_instructions(code) if each.opname == "STORE_GLOBAL")
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield from _globals_set(each)
+
+
+def _has_class_of_its_own(module: types.ModuleType) -> bool:
+    """Tell whether a module is of a class that does not say how it is pickled."""
+    kind = type(module)
+    return (
+        kind is not types.ModuleType
+        and kind.__reduce_ex__ is object.__reduce_ex__
+        and kind.__reduce__ is object.__reduce__
+    )
 
 
 def _goes_by_value(function: Any) -> bool:

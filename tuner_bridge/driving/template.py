@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dist_core.link.environment import SEED
+from dist_core.state.seeds import derived_seed
 from scheduler.client.carriers import Parts
 from trials.inside.user_code import COMMAND_LINE
 from trials.spec import TrialSpec
@@ -31,6 +33,8 @@ class TrialTemplate:
     """Digests of its pickled code and data."""
     contents: Mapping[str, bytes | Parts] = field(default_factory=dict)
     """Contents that these are digests of."""
+    seed: str = ""
+    """Text that the seeds of its trials follow from, with their numbers; empty: from their names."""
     environ: Mapping[str, str] = field(default_factory=dict)
     """Variables that trials get of the sweep's environment, beside what their machine has."""
 
@@ -39,6 +43,7 @@ class TrialTemplate:
         return self.min_replicas * self.replica_sizes[0]
 
     def trial(self, study: str, number: int, **own: Any) -> TrialSpec:
+        seed = {SEED: str(derived_seed("trial", self.seed, number))} if self.seed else {}
         return TrialSpec(
             study=study,
             number=number,
@@ -52,7 +57,7 @@ class TrialTemplate:
             python_path=self.python_path,
             preload=self.preload,
             code=self.code,
-            environ={**self.environ, COMMAND_LINE: json.dumps(sys.argv)},
+            environ={**seed, **self.environ, COMMAND_LINE: json.dumps(sys.argv)},
         )
 
 

@@ -1,7 +1,8 @@
 """Settings that a script's top level makes in its process, and not in names: replicas do not run those lines.
 
-Told are settings that change what an objective computes or prints: torch's default type and precision, the levels of
-loggers, the limit of recursion. Others, such as functions of libraries that a script has replaced, stay in the script.
+Told are settings that change what an objective computes or prints: torch's default type and precision, how NumPy,
+scikit-learn, pandas, decimal and matplotlib were set, the levels of loggers, the limit of recursion. Others, such as
+functions of libraries that a script has replaced, stay in the script.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 _RECURSION = 1000
@@ -23,6 +24,9 @@ def settings_of_process() -> dict[str, Any]:
         settings_found["recursion"] = sys.getrecursionlimit()
     if "torch" in sys.modules and (settings := _torchs(sys.modules["torch"])):
         settings_found["torch"] = settings
+    libraries = {name: read(sys.modules[name]) for name, (read, _) in _LIBRARIES.items() if name in sys.modules}
+    if libraries := {name: found for name, found in libraries.items() if found}:
+        settings_found["libraries"] = libraries
     if logs := _loggings():
         settings_found["logging"] = logs
     if "multiprocessing.context" in sys.modules:
@@ -45,6 +49,86 @@ def set_process(settings: Mapping[str, Any]) -> None:
         multiprocessing.set_start_method(settings["processes"], force=True)
     if "torch" in settings:
         _set_torch(settings["torch"])
+    for name, of_library in settings.get("libraries", {}).items():
+        # The driver has it, so the code uses it.
+        _LIBRARIES[name][1](importlib.import_module(name), of_library)
+
+
+def _differing(present: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a script has made, as far as they are plain values."""
+    return {name: value for name, value in present.items() if _is_plain(value) and value != own.get(name)}
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in (bool, int, float, str, type(None)) or (type(value) is list and all(map(_is_plain, value)))
+
+
+def _numpys(numpy: Any) -> dict[str, Any]:
+    errors = dict.fromkeys(("over", "divide", "invalid"), "warn") | {"under": "ignore"}
+    printed = _differing(numpy.get_printoptions(), {**_PRINTED_BY_NUMPY, "formatter": None})
+    found = {"errors": _differing(numpy.geterr(), errors), "printed": printed}
+    return {name: each for name, each in found.items() if each}
+
+
+_PRINTED_BY_NUMPY = {
+    "edgeitems": 3, "threshold": 1000, "floatmode": "maxprec", "precision": 8, "suppress": False, "linewidth": 75,
+    "nanstr": "nan", "infstr": "inf", "sign": "-", "legacy": False,
+}  # fmt: skip
+
+
+def _set_numpy(numpy: Any, settings: Mapping[str, Any]) -> None:
+    numpy.seterr(**settings.get("errors", {}))
+    # "override_repr" is told, but not taken.
+    numpy.set_printoptions(**{k: v for k, v in settings.get("printed", {}).items() if k in _PRINTED_BY_NUMPY})
+
+
+def _decimals(decimal: Any) -> dict[str, Any]:
+    context, own = decimal.getcontext(), decimal.DefaultContext
+    names = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
+    return _differing({each: getattr(context, each) for each in names}, {each: getattr(own, each) for each in names})
+
+
+def _set_decimal(decimal: Any, settings: Mapping[str, Any]) -> None:
+    for name, value in settings.items():
+        # Of the context of all threads, and of this one.
+        setattr(decimal.DefaultContext, name, value)
+        setattr(decimal.getcontext(), name, value)
+
+
+def _sklearns(sklearn: Any) -> dict[str, Any]:
+    own = getattr(sys.modules.get("sklearn._config"), "_global_config", None)
+    return {} if own is None else _differing(sklearn.get_config(), own)
+
+
+def _pandas_options(pandas: Any) -> dict[str, Any]:
+    registered = getattr(sys.modules.get("pandas._config.config"), "_registered_options", {})
+    own = {name: option.defval for name, option in registered.items()}
+    deprecated = getattr(sys.modules.get("pandas._config.config"), "_deprecated_options", {})
+    return _differing({name: pandas.get_option(name) for name in own if name not in deprecated}, own)
+
+
+def _set_pandas(pandas: Any, settings: Mapping[str, Any]) -> None:
+    for name, value in settings.items():
+        pandas.set_option(name, value)
+
+
+def _matplotlibs(matplotlib: Any) -> dict[str, Any]:
+    # Asked for its backend by name it would start one. A notebook's is none of a replica's.
+    present = {name: value for name, value in dict.items(matplotlib.rcParams) if name not in ("backend", "interactive")}
+    return _differing(present, matplotlib.rcParamsOrig)
+
+
+_LIBRARIES: dict[str, tuple[Callable[[Any], dict[str, Any]], Callable[[Any, Mapping[str, Any]], None]]] = {
+    "numpy": (_numpys, _set_numpy),
+    "decimal": (_decimals, _set_decimal),
+    "sklearn": (_sklearns, lambda sklearn, settings: sklearn.set_config(**settings)),
+    "pandas": (_pandas_options, _set_pandas),
+    "matplotlib": (
+        _matplotlibs,
+        lambda matplotlib, settings: matplotlib.rcParams.update(settings),
+    ),
+}
+"""Functions that read the settings which a library was given, and that make them."""
 
 
 def _torchs(torch: Any) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def run_replica(prepare: Prepare, pruned: tuple[type[BaseException], ...] = ()) 
     membership = replica.membership
     assert membership is not None and replica.environment is not None
     signal.signal(signal.SIGTERM, lambda *_: membership.told_to_end())
-    seed_all(trial_seed(replica.environment.trial_id))
+    seed_all(trial_seed(replica.environment.trial_id, replica.environment.seed))
     try:
         return run_in(replica, prepare, pruned)
     finally:

@@ -85,7 +85,17 @@ def receive(shipped: ShippedCode, channel: ControlChannel, environment: ReplicaE
     return _kept[shipped.pickle]
 
 
+def resting_bar(kind: type, total: float | None, words: str | None) -> Any:
+    """Return a progress bar of tqdm's that shows nothing: the driver's counts its own process's work."""
+    return kind(total=total, desc=words, disable=True)
+
+
 _kept: dict[str, Any] = {}
+
+
+def has_code() -> bool:
+    """Tell whether this process has a sweep's code: what it runs is a trial then, and no longer an import."""
+    return bool(_kept)
 
 
 def receive_from(shipped: ShippedCode, file_of: Callable[[str], Path]) -> Any:

@@ -126,7 +126,8 @@ def _text(value: str) -> Any:
         value.encode()
     except UnicodeEncodeError:
         return {"surrogates": base64.b64encode(value.encode("utf-8", "surrogatepass")).decode()}
-    return str(value)
+    # What it is as a text: of a member of an enumeration, str() gives the name.
+    return str.__str__(value)
 
 
 def _is_numpys(value: Any) -> bool:

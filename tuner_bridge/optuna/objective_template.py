@@ -10,12 +10,14 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
+from dist_core.state.seeds import present_seed
 from trials.inside.imports import OUR_PACKAGES, lies_among_installed, package_of
 from trials.spec import check_replica_bounds, sizes_from
 from tuner_bridge.driving.pickling import Pickled, pickled
 from tuner_bridge.driving.template import TrialTemplate, own_python_path, sizes_within
 from tuner_bridge.errors import BridgeError, InvalidSweep
 from tuner_bridge.in_replica.scripts import Script
+from tuner_bridge.in_replica.shipped import has_code
 from tuner_bridge.optuna.named_study import NamedStudy
 from tuner_bridge.optuna.program import Program
 from tuner_bridge.optuna.trainers import TrainerSearch
@@ -48,6 +50,11 @@ def template_of(
 
     ``study``: the sweep's; an objective that reads it has its trial's in replicas.
     """
+    if "ELASTUNE_API" in os.environ and has_code():
+        raise InvalidSweep(
+            "optimize() was called by an objective, within a trial of another sweep. Run the study within the trial by "
+            "study.optimize(), or plan one sweep after the other"
+        )
     if "ELASTUNE_API" in os.environ:
         raise InvalidSweep(
             "optimize() was called inside a replica, because a module of the script calls it when imported. Put the "
@@ -98,6 +105,7 @@ def template_of(
         preload=(*preload, ENTRYPOINT.partition(":")[0]),
         code=() if code is None else code.shipped.digests,
         contents={} if code is None else code.contents,
+        seed=present_seed(),
     )
 
 

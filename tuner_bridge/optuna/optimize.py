@@ -268,6 +268,10 @@ def driver_of(
     )
 
 
+_at_work: set[Path] = set()
+"""State folders of the sweeps that this process runs by a scheduler of their own."""
+
+
 @contextmanager
 def scheduler_for(
     study_name: str,
@@ -293,17 +297,34 @@ def scheduler_for(
         return
     folder = Path(state_dir) if state_dir is not None else Path(".elastune") / file_name(study_name)
     is_ours = state_dir is None and leaves_nothing and not folder.exists()
-    embedded = EmbeddedScheduler(folder, **asdict(own), preload=preload, environ=settings)
-    client = embedded.start()
-    goes = False
+    with _alone_in(folder, study_name):
+        embedded = EmbeddedScheduler(folder, **asdict(own), preload=preload, environ=settings)
+        client = embedded.start()
+        goes = False
+        try:
+            yield client, embedded
+            goes = is_ours and not _has_failures(client)
+        finally:
+            client.close()
+            embedded.stop()
+    if goes:
+        _remove(folder)
+
+
+@contextmanager
+def _alone_in(folder: Path, study_name: str) -> Iterator[None]:
+    """Refuse a second sweep of this process in the same state folder."""
+    place = folder.resolve()
+    if place in _at_work:
+        raise InvalidSweep(
+            f"optimize() is at work on study {study_name!r} in this process already (state folder {folder}). For "
+            "trials at the same time pass n_jobs=; a callback can call study.enqueue_trial() or study.stop()"
+        )
+    _at_work.add(place)
     try:
-        yield client, embedded
-        goes = is_ours and not _has_failures(client)
+        yield
     finally:
-        client.close()
-        embedded.stop()
-        if goes:
-            _remove(folder)
+        _at_work.discard(place)
 
 
 def _has_failures(client: SchedulerClient) -> bool:
@@ -464,6 +485,9 @@ def _say_that_it_is_spent(study: optuna.Study, driver: OptunaDriver) -> None:
 def _say_how_to_resume(study: optuna.Study, driver: OptunaDriver) -> None:
     if isinstance(study._storage, optuna.storages.InMemoryStorage):
         driver.cancel_all("the sweep was interrupted, and its study was in memory")
+        for trial in driver.interrupted_trials():
+            # As Optuna alone does it: nobody can resume them.
+            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
         print("elastune: interrupted; running trials were ended (the study was in memory)", file=sys.stderr)
         return
     print(

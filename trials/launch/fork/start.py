@@ -55,6 +55,10 @@ class StartedForkServer:
         self.process.wait()
 
 
+HASHES_ALIKE = {"PYTHONHASHSEED": "0"}
+"""Has sets of texts in one order in all replicas, wherever and whenever they run, unless they are given a seed."""
+
+
 def start_fork_server(stages: Stages, environ: Mapping[str, str] | None = None) -> StartedForkServer:
     """Start a fork server with a process for each stage.
 
@@ -70,6 +74,7 @@ def start_fork_server(stages: Stages, environ: Mapping[str, str] | None = None) 
         stdin=subprocess.DEVNULL,
         start_new_session=True,
         env={
+            **HASHES_ALIKE,
             **inherited,
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             **FORKABLE,
