@@ -176,10 +176,20 @@ def test_a_sweep_runs_in_a_real_notebook_and_shows_its_page(tmp_path: Path) -> N
 
 
 WITHIN = """
-import os, signal, threading, time
+import copy, os, pickle, signal, threading, time
 import optuna
 from tuner_bridge import optimize
 from tuner_bridge.errors import InvalidSweep
+
+def square(x):
+    return x * x
+
+def by_text(trial):
+    assert copy.deepcopy(trial) is trial
+    try:
+        pickle.dumps(trial)
+    except TypeError:
+        return globals()["square"](2)
 
 def quick(trial):
     return trial.suggest_float("x", 0, 1)
@@ -205,6 +215,10 @@ def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 
 if __name__ == "__main__":
+    try:
+        optimize(optuna.create_study(), by_text, n_trials=1, slots=1)
+    except KeyError as error:
+        print(error.__notes__[-1])
     optimize(optuna.create_study(), nested, n_trials=1, slots=1, catch=InvalidSweep)
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     threading.Thread(target=interrupt, daemon=True).start()
@@ -219,6 +233,7 @@ def test_a_sweep_within_a_sweep_is_refused_and_an_interrupted_trial_in_memory_ha
     (tmp_path / "within.py").write_text(WITHIN)
     done = run_python(tmp_path, "within.py")
     assert "optimize() was called by an objective, within a trial of another sweep" in done.stderr
-    refused, states = done.stdout.splitlines()
+    by_text, refused, states = done.stdout.splitlines()
+    assert by_text.startswith("'square' is a global of the script, but replicas have those only that the objective's")
     assert "is at work on study" in refused and "pass n_jobs=" in refused
     assert states == "['COMPLETE', 'FAIL']"

@@ -75,6 +75,16 @@ class ElasticTrial(optuna.Trial):
         self.study: Any = _StudyOfTrial(self)
         self.storage: Any = _StorageOfTrial(self)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ElasticTrial:
+        # Whoever holds it asks for the same trial.
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "a trial cannot be pickled for another process: draw its parameters in the objective, send those "
+            "(trial.params), and report what comes back there"
+        )
+
     @property
     def _core(self) -> Participant:
         """The training core, once the objective's code has use for one."""

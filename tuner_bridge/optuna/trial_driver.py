@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import re
+import sys
 import threading
 import time
 import uuid
@@ -477,7 +479,21 @@ def _conclude(summary: Mapping[str, Any]) -> Any:
         return float("nan")
     error = decode_exception(outcome["value"])
     error.add_note("raised in a replica:\n" + outcome["traceback"])
+    name = _name_missed(error)
+    if name and hasattr(sys.modules["__main__"], name):
+        error.add_note(
+            f"{name!r} is a global of the script, but replicas have those only that the objective's code names, and "
+            f"not what it looks up by a text, as by globals() or eval(): let it read a dictionary {{{name!r}: {name}}}"
+        )
     raise error
+
+
+def _name_missed(error: BaseException) -> str:
+    """Return the name that an error says is not there; empty if it says nothing of the kind."""
+    if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str):
+        return error.args[0]
+    found = re.search(r"name '(\w+)' is not defined|attribute '(\w+)'", str(error))
+    return "" if found is None or not isinstance(error, NameError | AttributeError) else found[1] or found[2]
 
 
 def _within_space(study: optuna.Study, parameters: Mapping[str, Any]) -> dict[str, Any]:
