@@ -129,6 +129,7 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
         me = self._me
         # On the optimizer itself: what Accelerate puts around it takes no part in the trial.
         me.create_scheduler(num_training_steps=self._steps, optimizer=me.optimizer)
+        me.create_scheduler = self._schedule_that_is_there
         inside = me.accelerator.prepare_model(me.model, device_placement=False, evaluation_mode=True)
         self._elastic = AdaptiveDataParallel(
             inside,
@@ -141,6 +142,11 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
             **reducer_options(me.accelerator),
         )
         return self._elastic
+
+    def _schedule_that_is_there(self, *args: Any, **kwargs: Any) -> Any:
+        """Stand for the next ``create_scheduler``: a subclass's own would make another one, in no checkpoint."""
+        del self._me.create_scheduler
+        return self._me.lr_scheduler
 
     def _what_of_frozen(self) -> Literal["keep", "rebuild"]:
         if self._frozen is not None:

@@ -232,6 +232,24 @@ def test_a_class_derived_from_ours_may_make_its_own_training_loader(replicas: in
         assert found == pytest.approx(expected, abs=2e-4)
 
 
+def own_schedule(kit: Kit) -> list[float]:
+    class Cosine(trainer_class(kit)):  # type: ignore[misc]  # of either class
+        def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+            self.lr_scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, num_training_steps)
+            return self.lr_scheduler
+
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Cosine(classifier(), arguments(folder), train_dataset=Tokens(96))
+        trainer.train()
+        return [*weights_of(trainer.model), trainer.state.global_step, *trainer.lr_scheduler.get_last_lr()]
+
+
+def test_a_class_derived_from_ours_may_make_its_own_schedule() -> None:
+    expected = in_plain_pytorch(own_schedule)
+    for found in as_trial(own_schedule, GROWN):
+        assert found == pytest.approx(expected, abs=1e-5)
+
+
 def half_trained(folder: str) -> None:
     """By the trainer itself, which has saved what it knows."""
     import transformers
