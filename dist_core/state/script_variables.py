@@ -124,7 +124,7 @@ class ScriptVariables(Listener):
         held = {
             path: _copied(value)
             for path, value in self._leaves()
-            if path in self._at_first and (path in self._have_changed or not _holds_tensors(value))
+            if path in self._at_first and (path in self._have_changed or not _is_large(value))
         }
         frame = self._frame
 
@@ -379,6 +379,11 @@ def _tensors_in(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
             yield from _tensors_in(each, f"{path}[{key!r}]")
 
 
+def _is_large(value: Any) -> bool:
+    """Tell whether a value is copied only once it has been seen to change."""
+    return _holds_tensors(value) or (isinstance(value, np.ndarray) and value.size > MOST_ITEMS)
+
+
 def _holds_tensors(value: Any) -> bool:
     return next(_tensors_in(value, ""), None) is not None
 
@@ -391,7 +396,7 @@ def _fingerprint(value: Any) -> Any:
         return id(value), *_elements_of(value)
     if isinstance(value, np.ndarray):
         stride = max(1, value.size // SAMPLED)
-        return id(value), value.shape, value.reshape(-1)[::stride].tobytes()
+        return id(value), value.shape, value.flat[::stride].tobytes()
     if isinstance(value, np.generic):
         return value.item()
     if type(value) in (list, tuple, deque):

@@ -7,11 +7,16 @@ functions of libraries that a script has replaced, stay in the script.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from dist_core.hooks import when_imported
+
+logger = logging.getLogger(__name__)
 
 _RECURSION = 1000
 """Python's own limit."""
@@ -50,8 +55,19 @@ def set_process(settings: Mapping[str, Any]) -> None:
     if "torch" in settings:
         _set_torch(settings["torch"])
     for name, of_library in settings.get("libraries", {}).items():
-        # The driver has it, so the code uses it.
-        _LIBRARIES[name][1](importlib.import_module(name), of_library)
+        if name in sys.modules:
+            _set_library(name, of_library)
+        else:
+            # The code may have no use for it.
+            when_imported(name, functools.partial(_set_library, name, of_library))
+
+
+def _set_library(name: str, settings: Mapping[str, Any]) -> None:
+    try:
+        _LIBRARIES[name][1](sys.modules[name], settings)
+    except Exception as error:
+        # Another version of it, on another machine.
+        logger.warning("the script's settings of %s were not made here: %s: %s", name, type(error).__name__, error)
 
 
 def _differing(present: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
