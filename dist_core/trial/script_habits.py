@@ -123,8 +123,11 @@ class ScriptHabits(Listener):
         self._repeats = False
 
     def _are_like_the_weights(self, changed: list[torch.Tensor]) -> bool:
-        weights = Counter((each.dtype, each.shape) for each in self._models.trained())
-        found = Counter((each.dtype, each.shape) for each in changed)
+        trained = list(self._models.trained())
+        # What shares their memory, as model.state_dict() does, is no copy.
+        places = {each.data_ptr() for each in trained}
+        weights = Counter((each.dtype, each.shape) for each in trained)
+        found = Counter((each.dtype, each.shape) for each in changed if each.data_ptr() not in places)
         return 2 * (weights & found).total() > weights.total()
 
     def loop_ended(self) -> None:

@@ -204,6 +204,22 @@ def with_weights_that_change(kit: Kit, *, at_first: bool, added: bool = False) -
     return weights_of(model)
 
 
+@habit
+def weights_by_another_name(kit: Kit) -> list[float]:
+    """A state that is kept without a copy follows the weights, and is no average of them."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
+    best: dict[str, torch.Tensor] = {}
+    for _ in kit.epochs(2):
+        for x, y in loader:
+            optimizer.zero_grad()
+            mse(wrapped(x), y).backward()
+            optimizer.step()
+            best = model.state_dict()
+    return [*weights_of(model), float(len(best))]
+
+
 class Streamed(IterableDataset[Any]):
     def __iter__(self) -> Any:
         return iter(examples())
