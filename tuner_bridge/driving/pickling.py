@@ -39,12 +39,16 @@ LARGE_BYTES = 1 << 16
 """A buffer of so many travels apart from the pickle."""
 TOLD_BYTES = 1 << 20
 """Bytes of all data from which the driver says how much travels."""
-_RANDOM = {
-    "numpy.random._generator": ("Generator",),
-    "numpy.random.mtrand": ("RandomState",),
-    "random": ("Random",),
-    "itertools": ("count", "cycle"),
-}
+_DRAWN_FROM = frozenset(
+    {
+        ("numpy.random._generator", "Generator"),
+        ("numpy.random.mtrand", "RandomState"),
+        ("random", "Random"),
+        ("itertools", "count"),
+        ("itertools", "cycle"),
+    }
+)
+"""Types whose objects give something else each time, by module and name."""
 _LOCKS = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
 
 StandIn = tuple[object, Callable[[], Any]]
@@ -185,10 +189,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
             return self._stand_in[1], ()
         if isinstance(obj, types.ModuleType) and obj.__name__ == "__main__":
             return shipped.main_module, ()
-        for kind, maker in _LOCKS.items():
-            if type(obj) is kind:
-                # Of this process; a replica has one of its own.
-                return maker, ()
+        if type(obj) in _LOCKS:
+            # Of this process; a replica has one of its own.
+            return _LOCKS[type(obj)], ()
         if type(obj) is functools._lru_cache_wrapper and _goes_by_value(obj):
             parameters = obj.cache_parameters()
             return shipped.cached, (obj.__wrapped__, parameters["maxsize"], parameters["typed"])
@@ -199,18 +202,18 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
             # It imports its parts when they are asked for.
             self.modules[obj.__name__] = None
             return importlib.import_module, (obj.__name__,)
-        tqdm = sys.modules.get("tqdm")
-        if tqdm is not None and isinstance(obj, tqdm.tqdm):
-            self.notes["carries a progress bar, which stands still in replicas (show_progress_bar=True shows one)"] = (
-                None
+        if isinstance(obj, getattr(sys.modules.get("tqdm"), "tqdm", ())):
+            self.notes.setdefault(
+                "carries a progress bar, which stands still in replicas (show_progress_bar=True shows one)"
             )
             return shipped.resting_bar, (type(obj), getattr(obj, "total", None), getattr(obj, "desc", None))
-        if type(obj).__module__ in _RANDOM and type(obj).__name__ in _RANDOM[type(obj).__module__]:
-            self.notes[
-                f"carries a generator that other trials draw from too (a {type(obj).__module__}.{type(obj).__name__}): "
-                "each replica begins with a copy, so trials repeat its draws. Make one in the objective, with "
-                "trial.number in its seed"
-            ] = None
+        kind = type(obj)
+        if (kind.__module__, kind.__name__) in _DRAWN_FROM:
+            self.notes.setdefault(
+                f"carries a generator that other trials draw from too (a {kind.__module__}.{kind.__name__}): each "
+                "replica begins with a copy, so trials repeat its draws. Make one in the objective, with trial.number "
+                "in its seed"
+            )
         reduced = super().reducer_override(obj)
         if isinstance(obj, types.ModuleType):
             self.modules[obj.__name__] = None
@@ -225,10 +228,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
         changed = sorted(set(_globals_set(func.__code__)))
         if changed:
             names = ", ".join(changed)
-            self.notes[
+            self.notes.setdefault(
                 f"sets the global {names}, of which each replica has its own: neither the script nor all other trials "
                 "see what it is set to. Keep the best trial's in a callback (callbacks=[...])"
-            ] = None
+            )
         module = sys.modules.get(scope.get("__name__", ""))
         if id(scope) not in self.globals_ref and module is not None and vars(module) is scope:
             self.globals_ref[id(scope)] = _Scope(module)
