@@ -145,7 +145,8 @@ Graph = tuple[tuple[str, int], ...]
 def graph_of(loss: torch.Tensor) -> Graph:
     """Return the operations of a loss that are nearest to it."""
     nodes = walk([loss.grad_fn], lambda node: False)
-    return tuple((node.name(), id(getattr(node, "variable", None))) for node in nodes)
+    variables = ((node, getattr(node, "variable", None)) for node in nodes)
+    return tuple((node.name(), id(each) if isinstance(each, torch.nn.Parameter) else 0) for node, each in variables)
 
 
 def walk(nodes: Iterable[Any], ends: Callable[[Any], bool]) -> Iterator[Any]:

@@ -12,9 +12,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
 
 from dist_core.gradients.loss_means import walk
 
+MOST_NODES_OF_MODEL = 20_000
 MOST_ELEMENTS = 1 << 24
 """Outputs that are larger are not looked at: the look needs memory of several times their size."""
 _TO_NOTICE = 1e-5
@@ -24,20 +26,25 @@ _TO_NOTICE = 1e-5
 def mixes_samples(loss: torch.Tensor, rows: int, outputs: Sequence[torch.Tensor]) -> bool:
     """Tell whether the gradient for one of ``rows`` samples' outputs depends on the outputs for others.
 
-    False where nothing tells: outputs without a dimension of samples, losses that are linear in pieces or that torch
-    has no second derivative of. Leaves the graph as it is.
+    False where nothing tells: outputs without a dimension of samples, losses that are linear in pieces, that torch has
+    no second derivative of, or that have a function of the script's own in them, which might change what it has saved.
+    The graph stays as it is; what the script has hooked between the outputs and the loss is called.
     """
+    if rows < 2:
+        return False
     model = {each.grad_fn for each in outputs if each is not loss and each.grad_fn is not None}
     nodes = list(walk([loss.grad_fn], lambda node: node in model))
-    if any("BatchNorm" in node.name() for node in nodes):
-        # Which mixes samples by itself, and is told of.
+    if any("BatchNorm" in node.name() or isinstance(node, BackwardCFunction) for node in nodes):
+        # A norm mixes samples by itself, and is told of.
         return False
-    if any(_takes_distances(node, model) for node in nodes):
+    if any(_takes_distances(node, model, rows) for node in nodes):
         # They have no second derivative in torch.
         return True
-    nearest = {node for node in nodes if node in model}
+    nearest = _uppermost({node for node in nodes if node in model})
     looked_at = [each for each in outputs if each.grad_fn in nearest and _samples_dim(each, rows) is not None]
-    if rows < 2 or not looked_at or sum(each.numel() for each in looked_at) > MOST_ELEMENTS:
+    # Beside outputs for each sample, those of another number may be made of weights.
+    looked_at = [each for each in looked_at if rows in each.shape[:2]] or looked_at
+    if not looked_at or sum(each.numel() for each in looked_at) > MOST_ELEMENTS:
         return False
     with ExitStack() as stack:
         for each in outputs:
@@ -46,6 +53,20 @@ def mixes_samples(loss: torch.Tensor, rows: int, outputs: Sequence[torch.Tensor]
             return _depends_on_others(loss, rows, looked_at)
         except RuntimeError:
             return False
+
+
+def _uppermost(outputs: set[Any]) -> set[Any]:
+    """Leave out nodes of outputs that others are computed from: between them lies the model, and not the loss."""
+    below, waiting, seen = set[Any](), [each for node in outputs for each, _ in node.next_functions], set[Any]()
+    while waiting and len(seen) < MOST_NODES_OF_MODEL:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node in outputs:
+            below.add(node)
+        waiting += [each for each, _ in node.next_functions]
+    return outputs - below
 
 
 def _depends_on_others(loss: torch.Tensor, rows: int, outputs: Sequence[torch.Tensor]) -> bool:
@@ -73,8 +94,8 @@ def _samples_dim(output: torch.Tensor, rows: int) -> int | None:
     """Return the dimension of an output that its samples are in: the second one where sequences come first."""
     if not output.is_floating_point() or not output.numel():
         return None
-    if rows in output.shape[:2]:
-        return output.shape.index(rows)
+    if output.dim() > 2 and rows in output.shape[:2]:
+        return None if output.shape[0] == output.shape[1] else output.shape.index(rows)
     return 0 if output.dim() and output.shape[0] % rows == 0 else None
 
 
@@ -92,8 +113,14 @@ def _halves(output: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor
     return (in_sequence & in_turns).view(shape), (~in_sequence & ~in_turns).view(shape)
 
 
-def _takes_distances(node: Any, model: Collection[Any]) -> bool:
-    """Tell whether a node takes distances between rows that are all made of the model's outputs."""
+def _takes_distances(node: Any, model: Collection[Any], rows: int) -> bool:
+    """Tell whether a node takes distances between rows that are all made of the model's outputs.
+
+    Not those within each sample.
+    """
+    taken = getattr(node, "_saved_x1", None)
+    if taken is not None and taken.dim() > 2 and taken.shape[0] % rows == 0:
+        return False
     sides = {"Cdist": 2, "Pdist": 1}.get(node.name()[:5], 0)
     below = [walk([side], lambda each: each in model) for side, _ in node.next_functions[:sides]]
     return sides > 0 and all(any(each in model for each in side) for side in below)

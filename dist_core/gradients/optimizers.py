@@ -106,7 +106,7 @@ def add_group_for_script(optimizer: torch.optim.Optimizer, group: dict[str, Any]
     def add_another(_: Any, another: dict[str, Any]) -> None:
         given = another["params"]
         parameters = [given] if isinstance(given, torch.Tensor) else list(given)
-        if {id(each) for each in parameters} != added:
+        if {id(each[1] if isinstance(each, tuple) else each) for each in parameters} != added:
             add({**another, "params": parameters})
 
     optimizer.add_param_group = types.MethodType(add_another, optimizer)  # type: ignore[method-assign]

@@ -123,7 +123,7 @@ def _variables_of(frame: FrameType) -> Iterator[tuple[str | None, Mapping[str, A
     for name, value in variables.items():
         if is_object_of_user(value):
             yield name, vars(value)
-            for attribute, held in vars(value).items():
+            for attribute, held in list(vars(value).items()):
                 if type(held) not in _COUNTED and is_object_of_user(held):
                     yield f"{name}.{attribute}", vars(held)
     if frame.f_locals is not frame.f_globals:

@@ -121,11 +121,12 @@ class ScriptVariables(Listener):
 
     def remember(self) -> Callable[..., None]:
         """Return a call that puts back what the variables are now; with ``copies_only`` what holds tensors alone."""
-        held = {
+        copies = {
             path: _copied(value)
             for path, value in self._leaves()
             if path in self._at_first and (path in self._have_changed or not _is_large(value))
         }
+        held = {path: value for path, value in copies.items() if value is not _NOTHING}
         frame = self._frame
 
         def undo(*, copies_only: bool = False) -> None:
@@ -137,7 +138,7 @@ class ScriptVariables(Listener):
                     continue
                 if _is_plain(value, MOST_ITEMS):
                     self._put(path, value, present.get(path))
-                elif value is not None:
+                else:
                     _load_into(present.get(path), value.content)
 
         return undo
@@ -152,7 +153,7 @@ class ScriptVariables(Listener):
         for path in self._have_changed:
             value = now.get(path, _NOTHING)
             if value is not _NOTHING and _is_listed(value):
-                variables[path] = {"value": list(value)}
+                variables[path] = {"value": list(value), "kind": type(value).__name__}
             elif value is not _NOTHING and _is_generator(value):
                 variables[path] = {"generator": _read_generator(value)}
             elif value is _NOTHING or not _is_plain(value, MOST_ITEMS):
@@ -185,7 +186,10 @@ class ScriptVariables(Listener):
             elif "generator" in content:
                 _set_generator(present.get(path), content["generator"])
             else:
-                self._put(path, content["value"], present.get(path))
+                value = content["value"]
+                if present.get(path) is None and "kind" in content:
+                    value = set(value) if content["kind"] == "set" else deque(value)
+                self._put(path, value, present.get(path))
 
     def _tell(self, path: str) -> None:
         if path in self._warned_paths:
@@ -239,7 +243,7 @@ class ScriptVariables(Listener):
     def _put(self, path: str, value: Any, present: Any) -> None:
         assert self._frame is not None
         value = placed(value, present)
-        if value is present:
+        if value is present or (_is_sealed(value) and value == present):
             return
         if path.startswith(_GLOBAL):
             self._frame.f_globals[path.removeprefix(_GLOBAL)] = value
@@ -287,7 +291,12 @@ def _is_leaf(value: Any) -> bool:
 
 def _is_listed(value: Any) -> bool:
     """Tell whether a value is a deque or a set of plain values; it travels as a list."""
-    return type(value) in (deque, set) and _is_plain(list(value), MOST_ITEMS)
+    return type(value) in (deque, set) and len(value) <= MOST_ITEMS and _is_plain(list(value), MOST_ITEMS)
+
+
+def _is_sealed(value: Any) -> bool:
+    """Tell whether a value is a number, a text or a tuple of them, which may be equal without being the same."""
+    return type(value) in NUMBERS_AND_TEXTS or (type(value) is tuple and all(map(_is_sealed, value)))
 
 
 def _is_generator(value: Any) -> bool:
@@ -299,7 +308,9 @@ def _read_generator(generator: Any) -> str:
     """Return where a generator stands, as JSON: its numbers are larger than a checkpoint's."""
     if isinstance(generator, random.Random):
         return json.dumps(generator.getstate())
-    return json.dumps(_bits_of(generator).state, default=lambda array: array.tolist())
+    is_new = isinstance(generator, np.random.Generator)
+    state = generator.bit_generator.state if is_new else generator.get_state(legacy=False)
+    return json.dumps(state, default=lambda array: array.tolist())
 
 
 def _set_generator(generator: Any, state: str) -> None:
@@ -307,12 +318,14 @@ def _set_generator(generator: Any, state: str) -> None:
     if isinstance(generator, random.Random):
         version, numbers, following = content
         generator.setstate((version, tuple(numbers), following))
-    elif _is_generator(generator) and content["bit_generator"] == _bits_of(generator).state["bit_generator"]:
-        _bits_of(generator).state = content
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(content)
+    elif isinstance(generator, np.random.Generator) and _bits_of(generator) == content["bit_generator"]:
+        generator.bit_generator.state = content
 
 
-def _bits_of(generator: Any) -> Any:
-    return generator.bit_generator if isinstance(generator, np.random.Generator) else generator._bit_generator
+def _bits_of(generator: np.random.Generator) -> str:
+    return str(generator.bit_generator.state["bit_generator"])
 
 
 def _is_plain(value: Any, items: int) -> bool:
@@ -381,6 +394,10 @@ def _tensors_in(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _is_large(value: Any) -> bool:
     """Tell whether a value is copied only once it has been seen to change."""
+    if type(value) in (list, tuple):
+        return any(map(_is_large, value))
+    if isinstance(value, dict):
+        return any(map(_is_large, value.values()))
     return _holds_tensors(value) or (isinstance(value, np.ndarray) and value.size > MOST_ITEMS)
 
 
@@ -444,7 +461,7 @@ def _copied(value: Any) -> Any:
     if _is_plain(value, MOST_ITEMS):
         return _copied_plain(value)
     content = _state_of(value)
-    return None if content is None else _Copy(_copied_plain(content))
+    return _NOTHING if content is None else _Copy(_copied_plain(content))
 
 
 def _copied_plain(value: Any) -> Any:

@@ -123,8 +123,21 @@ def test_samples_may_be_in_the_second_dimension() -> None:
     outputs = 2.0 * torch.randn(12, ROWS, CLASSES, requires_grad=True, generator=torch.Generator().manual_seed(0))
     assert not mixes_samples(outputs.square().mean((0, 2)).sqrt().mean(), ROWS, [outputs])
     assert mixes_samples(outputs.square().mean((1, 2)).sqrt().mean(), ROWS, [outputs])
+    # Boxes, of which there are six for each of four samples, and distances within each sample.
+    boxes = 2.0 * torch.rand(24, 4, requires_grad=True, generator=torch.Generator().manual_seed(0))
+    assert not mixes_samples((boxes.square().sum(1) / boxes.sum(1)).mean(), 4, [boxes])
+    assert not mixes_samples(torch.cdist(outputs, outputs).mean(), 12, [outputs])
+    assert not mixes_samples(boxes.square().mean().sqrt(), 1, [boxes])
     # Nothing tells where they are here.
     assert not mixes_samples(outputs[:7].flatten().square().mean().sqrt(), 5, [outputs])
+
+
+def test_what_lies_between_two_outputs_is_the_models() -> None:
+    norm = torch.nn.Sequential(torch.nn.BatchNorm1d(CLASSES), torch.nn.Linear(CLASSES, CLASSES))
+    features = 2.0 * torch.randn(ROWS, CLASSES, requires_grad=True, generator=torch.Generator().manual_seed(0))
+    logits = norm(features)
+    loss = functional.cross_entropy(logits, torch.arange(ROWS) % CLASSES) + functional.mse_loss(features, features * 0)
+    assert not mixes_samples(loss, ROWS, [features, logits])
 
 
 def test_a_look_at_samples_leaves_the_graph_and_its_hooks_alone() -> None:

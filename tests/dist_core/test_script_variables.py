@@ -46,6 +46,7 @@ class Sealed:
     """Its list may grow, and none of its attributes be set."""
 
     seen: list[int]
+    pair: tuple[int, int] = (0, 0)
 
 
 class Staged(torch.utils.data.Dataset[int]):
@@ -155,6 +156,47 @@ def test_what_is_undone_is_as_it_was() -> None:
         return count, history, float(tensor)
 
     assert code() == (1, [0.5, 0.0], 1.0)
+
+
+def test_generators_and_sealed_objects_are_left_alone_by_undoing() -> None:
+    told: list[str] = []
+    variables = of_script(told.append)
+
+    def code() -> list[Any]:
+        new, old, own, sealed = np.random.default_rng(0), np.random.RandomState(0), random.Random(0), Sealed([], (1, 2))
+        for _ in epochs(variables, range(1)):
+            old.randn()
+            undo = variables.remember()
+            sealed.seen.append(1)
+            undo()
+        return [float(new.random()), own.random(), sealed.seen, sealed.pair]
+
+    assert code() == [float(np.random.default_rng(0).random()), random.Random(0).random(), [], (1, 2)]
+    assert not told
+
+
+def test_what_a_generator_has_kept_and_what_was_nothing_at_first_travel() -> None:
+    def code(variables: ScriptVariables, numbers: range) -> tuple[list[float], Any]:
+        drawn, recent, seen = np.random.RandomState(0), None, None
+        values = []
+        for number in epochs(variables, numbers):
+            values.append(float(drawn.randn()))
+            recent = collections.deque([number, *(recent or ())])
+            seen = {number, *(seen or ())}
+        return values, (recent, seen)
+
+    whole = code(of_script(), range(4))
+    first = of_script()
+    state: dict[str, Any] = {}
+
+    def until_three() -> Iterator[int]:
+        yield from range(3)
+        state.update(first.state_dict())
+
+    code(first, until_three())  # type: ignore[arg-type]  # numbers are what is asked for
+    second = of_script()
+    second.load_state_dict(state)
+    assert code(second, range(3, 4)) == whole
 
 
 def test_another_loop_takes_nothing_of_it() -> None:

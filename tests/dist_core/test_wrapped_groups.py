@@ -25,7 +25,8 @@ def trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
     return torch.cat([each.detach().flatten() for each in model.parameters()])
 
 
-def test_they_are_added_where_the_trial_goes_on_and_not_twice() -> None:
+@pytest.mark.parametrize("named", [False, True])
+def test_they_are_added_where_the_trial_goes_on_and_not_twice(named: bool) -> None:
     model, optimizer, state = begun()
     optimizer.add_param_group({"params": model[0].parameters(), "lr": 0.05})
     trained(model, optimizer)
@@ -33,7 +34,7 @@ def test_they_are_added_where_the_trial_goes_on_and_not_twice() -> None:
     again, optimizer_again, state_again = begun()
     state_again.load_state_dict(saved)
     # Within the epoch, the script's own line runs once more.
-    optimizer_again.add_param_group({"params": again[0].parameters(), "lr": 0.05})
+    optimizer_again.add_param_group({"params": again[0].named_parameters() if named else again[0].parameters()})
     assert [group["lr"] for group in optimizer_again.param_groups] == [0.1, 0.05]
     model.zero_grad()
     torch.testing.assert_close(trained(again, optimizer_again), trained(model, optimizer))

@@ -274,10 +274,13 @@ send(objective)
 def test_modules_that_import_their_parts_late_arrive_by_name_and_progress_bars_at_rest(tmp_path: Path) -> None:
     script = """
 import sys, types, tqdm, lazily
-bar = tqdm.tqdm(total=4, file=open("bar.txt", "w"))
+class Own(tqdm.tqdm):
+    def __init__(self, values):
+        super().__init__(values, file=open("bar.txt", "w"))
+bar, around = tqdm.tqdm(total=4, file=open("bar.txt", "w")), Own([1, 2])
 def objective(trial):
     bar.update(1)
-    return type(lazily).__name__, lazily.part, bar.total
+    return type(lazily).__name__, lazily.part, bar.total, list(around)
 send(objective)
 """
     lines = [
@@ -287,7 +290,7 @@ send(objective)
         "sys.modules[__name__] = Late('lazily')",
     ]
     (tmp_path / "lazily.py").write_text("\n".join(lines))
-    assert there_and_back(tmp_path, script, "print(objective(1))") == "('Late', 3, 4)"
+    assert there_and_back(tmp_path, script, "print(objective(1))") == "('Late', 3, 4, [1, 2])"
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
             self.notes.setdefault(
                 "carries a progress bar, which stands still in replicas (show_progress_bar=True shows one)"
             )
-            return shipped.resting_bar, (type(obj), getattr(obj, "total", None), getattr(obj, "desc", None))
+            told = (getattr(obj, name, None) for name in ("iterable", "total", "desc"))
+            return shipped.resting_bar, (*told,)
         kind = type(obj)
         if (kind.__module__, kind.__name__) in _DRAWN_FROM:
             self.notes.setdefault(
@@ -230,7 +231,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
             names = ", ".join(changed)
             self.notes.setdefault(
                 f"sets the global {names}, of which each replica has its own: neither the script nor all other trials "
-                "see what it is set to. Keep the best trial's in a callback (callbacks=[...])"
+                "see what it is set to. What is to be known of all trials belongs into a callback (callbacks=[...])"
             )
         module = sys.modules.get(scope.get("__name__", ""))
         if id(scope) not in self.globals_ref and module is not None and vars(module) is scope:

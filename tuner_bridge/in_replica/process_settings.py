@@ -29,7 +29,7 @@ def settings_of_process() -> dict[str, Any]:
         settings_found["recursion"] = sys.getrecursionlimit()
     if "torch" in sys.modules and (settings := _torchs(sys.modules["torch"])):
         settings_found["torch"] = settings
-    libraries = {name: read(sys.modules[name]) for name, (read, _) in _LIBRARIES.items() if name in sys.modules}
+    libraries = {name: _read_library(name) for name in _LIBRARIES}
     if libraries := {name: found for name, found in libraries.items() if found}:
         settings_found["libraries"] = libraries
     if logs := _loggings():
@@ -60,6 +60,17 @@ def set_process(settings: Mapping[str, Any]) -> None:
         else:
             # The code may have no use for it.
             when_imported(name, functools.partial(_set_library, name, of_library))
+
+
+def _read_library(name: str) -> dict[str, Any]:
+    if sys.modules.get(name) is None:
+        return {}
+    try:
+        return _LIBRARIES[name][0](sys.modules[name])
+    except Exception as error:
+        # One that is half imported, or something else by that name.
+        logger.info("the settings of %s were not read: %s: %s", name, type(error).__name__, error)
+        return {}
 
 
 def _set_library(name: str, settings: Mapping[str, Any]) -> None:

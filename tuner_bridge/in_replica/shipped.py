@@ -85,9 +85,9 @@ def receive(shipped: ShippedCode, channel: ControlChannel, environment: ReplicaE
     return _kept[shipped.pickle]
 
 
-def resting_bar(kind: type, total: float | None, words: str | None) -> Any:
+def resting_bar(iterable: Any, total: float | None, words: str | None) -> Any:
     """Return a progress bar of tqdm's that shows nothing: the driver's counts its own process's work."""
-    return kind(total=total, desc=words, disable=True)
+    return importlib.import_module("tqdm").tqdm(iterable, total=total, desc=words, disable=True)
 
 
 _kept: dict[str, Any] = {}

@@ -487,7 +487,7 @@ def _say_how_to_resume(study: optuna.Study, driver: OptunaDriver) -> None:
         driver.cancel_all("the sweep was interrupted, and its study was in memory")
         for trial in driver.interrupted_trials():
             # As Optuna alone does it: nobody can resume them.
-            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+            study.tell(trial.number, state=optuna.trial.TrialState.FAIL, skip_if_finished=True)
         print("elastune: interrupted; running trials were ended (the study was in memory)", file=sys.stderr)
         return
     print(

@@ -75,6 +75,9 @@ class ElasticTrial(optuna.Trial):
         self.study: Any = _StudyOfTrial(self)
         self.storage: Any = _StorageOfTrial(self)
 
+    def __copy__(self) -> ElasticTrial:
+        return self
+
     def __deepcopy__(self, memo: dict[int, Any]) -> ElasticTrial:
         # Whoever holds it asks for the same trial.
         return self

@@ -479,7 +479,7 @@ def _conclude(summary: Mapping[str, Any]) -> Any:
         return float("nan")
     error = decode_exception(outcome["value"])
     error.add_note("raised in a replica:\n" + outcome["traceback"])
-    name = _name_missed(error)
+    name = _name_missed(error, outcome["traceback"])
     if name and hasattr(sys.modules["__main__"], name):
         error.add_note(
             f"{name!r} is a global of the script, but replicas have those only that the objective's code names, and "
@@ -488,12 +488,12 @@ def _conclude(summary: Mapping[str, Any]) -> Any:
     raise error
 
 
-def _name_missed(error: BaseException) -> str:
-    """Return the name that an error says is not there; empty if it says nothing of the kind."""
+def _name_missed(error: BaseException, traceback: str) -> str:
+    """Return the global that an error says is not there; empty if it says nothing of the kind."""
     if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str):
-        return error.args[0]
-    found = re.search(r"name '(\w+)' is not defined|attribute '(\w+)'", str(error))
-    return "" if found is None or not isinstance(error, NameError | AttributeError) else found[1] or found[2]
+        return error.args[0] if re.search(r"globals\(\)|vars\(|__dict__", traceback) else ""
+    found = re.search(r"^name '(\w+)' is not defined|^module '__main__' has no attribute '(\w+)'", str(error))
+    return "" if found is None else found[1] or found[2]
 
 
 def _within_space(study: optuna.Study, parameters: Mapping[str, Any]) -> dict[str, Any]:

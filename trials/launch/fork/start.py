@@ -56,7 +56,7 @@ class StartedForkServer:
 
 
 HASHES_ALIKE = {"PYTHONHASHSEED": "0"}
-"""Has sets of texts in one order in all replicas, wherever and whenever they run, unless they are given a seed."""
+"""Has sets of texts in one order in all replicas of all nodes, but pods, unless they are given a seed."""
 
 
 def start_fork_server(stages: Stages, environ: Mapping[str, str] | None = None) -> StartedForkServer:
