@@ -472,7 +472,7 @@ def _say_that_it_is_spent(study: optuna.Study, driver: OptunaDriver) -> None:
     """Say that the budget is used: the sweep ends as one that has run all of its trials does."""
     words = f"elastune: the budget of study {study.study_name!r} is used up, so its sweep ends"
     if isinstance(study._storage, optuna.storages.InMemoryStorage):
-        driver.cancel_all("its study's budget is used up, and the study was in memory")
+        _give_up(study, driver, "its study's budget is used up, and the study was in memory")
         print(words, file=sys.stderr)
         return
     print(
@@ -482,12 +482,16 @@ def _say_that_it_is_spent(study: optuna.Study, driver: OptunaDriver) -> None:
     )
 
 
+def _give_up(study: optuna.Study, driver: OptunaDriver, why: str) -> None:
+    """End the trials that nobody can resume, as failed ones: Optuna alone does so."""
+    driver.cancel_all(why)
+    for trial in driver.interrupted_trials():
+        study.tell(trial.number, state=optuna.trial.TrialState.FAIL, skip_if_finished=True)
+
+
 def _say_how_to_resume(study: optuna.Study, driver: OptunaDriver) -> None:
     if isinstance(study._storage, optuna.storages.InMemoryStorage):
-        driver.cancel_all("the sweep was interrupted, and its study was in memory")
-        for trial in driver.interrupted_trials():
-            # As Optuna alone does it: nobody can resume them.
-            study.tell(trial.number, state=optuna.trial.TrialState.FAIL, skip_if_finished=True)
+        _give_up(study, driver, "the sweep was interrupted, and its study was in memory")
         print("elastune: interrupted; running trials were ended (the study was in memory)", file=sys.stderr)
         return
     print(
