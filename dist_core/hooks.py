@@ -56,7 +56,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             self._callback()
 
         # Of this very import: each search makes a loader of its own.
-        spec.loader.exec_module = execute_and_tell  # type: ignore[method-assign]
+        spec.loader.exec_module = execute_and_tell  # type: ignore[method-assign]  # this import only
         return spec
 
 

@@ -188,10 +188,10 @@ def set_bucket_cap(model: DistributedDataParallel, megabytes: float) -> None:
 
 def lay_out_anew(model: DistributedDataParallel) -> None:
     """Make buckets for the weights that require a gradient now: a new reducer, as after unpickling. All ranks."""
-    parameters, expect_sparse = model._build_params_for_reducer()  # type: ignore[no-untyped-call]
-    names = model._build_debug_param_to_name_mapping(parameters)  # type: ignore[no-untyped-call]
+    parameters, expect_sparse = model._build_params_for_reducer()  # type: ignore[no-untyped-call]  # not annotated in torch
+    names = model._build_debug_param_to_name_mapping(parameters)  # type: ignore[no-untyped-call]  # not annotated in torch
     model._has_rebuilt_buckets = False
-    model._ddp_init_helper(parameters, expect_sparse, names, model.static_graph)  # type: ignore[no-untyped-call]
+    model._ddp_init_helper(parameters, expect_sparse, names, model.static_graph)  # type: ignore[no-untyped-call]  # not annotated in torch
     if model.static_graph:
         model.reducer._set_static_graph()
 
@@ -207,15 +207,15 @@ def gradient_buckets(model: DistributedDataParallel) -> list[GradBucket]:
 def layout_of_buckets(model: DistributedDataParallel) -> str | None:
     """Return which parameters lie in which bucket, by index; None until the order of gradients has settled it."""
     _log_layout(model)
-    known: dict[str, str] = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    known: dict[str, str] = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]  # not annotated in torch
     return known.get("rebuilt_per_bucket_param_indices")
 
 
 def _log_layout(model: DistributedDataParallel) -> None:
     """Have DDP's log say how its buckets are now: it looks in some steps only, and notes changes that it sees."""
-    model._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
+    model._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]  # not annotated in torch
     model.logger.set_runtime_stats_and_log()  # type: ignore[union-attr]  # made with the reducer
-    model._set_ddp_runtime_logging_sample_rate(_STEPS_A_LOOK)  # type: ignore[no-untyped-call]
+    model._set_ddp_runtime_logging_sample_rate(_STEPS_A_LOOK)  # type: ignore[no-untyped-call]  # not annotated in torch
 
 
 _STEPS_A_LOOK = 100
@@ -305,7 +305,7 @@ def after_backward(callback: Callable[[], None]) -> None:
 def storages_of(tensors: Iterable[torch.Tensor]) -> set[StorageWeakRef]:
     """Return weak references to the memory of tensors, equal where two tensors share it."""
     strided = [each for each in tensors if each.layout is torch.strided]
-    return {StorageWeakRef(each.untyped_storage()) for each in strided}  # type: ignore[no-untyped-call]
+    return {StorageWeakRef(each.untyped_storage()) for each in strided}  # type: ignore[no-untyped-call]  # not annotated in torch
 
 
 def is_in_backward() -> bool:
@@ -315,7 +315,7 @@ def is_in_backward() -> bool:
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """Tensors anywhere in lists, tuples, dicts and dataclasses: what DDP finds in a model's output."""
-    return list(_find_tensors(value))  # type: ignore[no-untyped-call]
+    return list(_find_tensors(value))  # type: ignore[no-untyped-call]  # not annotated in torch
 
 
 def loss_scale_of(scaler: Any) -> torch.Tensor | None:

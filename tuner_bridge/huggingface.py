@@ -47,7 +47,7 @@ def search(
     """
     if study is None:
         study = optuna.create_study(
-            directions=[direction] if isinstance(direction, str) else direction,  # type: ignore[list-item, arg-type]
+            directions=[direction] if isinstance(direction, str) else direction,  # type: ignore[list-item, arg-type]  # a name has been told from a list
             sampler=sampler,
             pruner=pruner,
             study_name=study_name,

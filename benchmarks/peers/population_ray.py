@@ -123,14 +123,14 @@ class SmallConvnet(Member):
         self.optimizer.load_state_dict(state["optimizer"])
 
 
-class Gaps(tune.Callback):  # type: ignore[misc]
+class Gaps(tune.Callback):  # type: ignore[misc]  # Ray has no types here
     """Notes the time between two steps of a trial where it was restored in between."""
 
     def __init__(self) -> None:
         self.ended: dict[str, float] = {}
         self.gaps: list[float] = []
 
-    def on_trial_result(self, iteration, trials, trial, result, **info):  # type: ignore[no-untyped-def]
+    def on_trial_result(self, iteration, trials, trial, result, **info):  # type: ignore[no-untyped-def]  # as Ray calls it
         if result["restored"] and trial.trial_id in self.ended:
             self.gaps.append(result["began"] - self.ended[trial.trial_id])
         self.ended[trial.trial_id] = result["ended"]

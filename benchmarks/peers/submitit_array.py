@@ -33,7 +33,7 @@ def job(folder: str) -> None:
     study_of(folder, described["keep_one_in"]).optimize(objective, n_trials=1)
 
 
-def study_of(folder: str, keep_one_in: int):  # type: ignore[no-untyped-def]
+def study_of(folder: str, keep_one_in: int):  # type: ignore[no-untyped-def]  # submitit has no types here
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend

@@ -152,7 +152,7 @@ class SynchronizedNorms:
             module.register_forward_hook(self._behind)
             for parameter in module.parameters(recurse=False):
                 if parameter.requires_grad:
-                    parameter.register_hook(self._unweighted)  # type: ignore[no-untyped-call]
+                    parameter.register_hook(self._unweighted)  # type: ignore[no-untyped-call]  # not annotated in torch
 
     def _before(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
         return None if self.share == 1.0 else (_weighted(inputs[0], 1.0 / self.share), *inputs[1:])
@@ -166,7 +166,7 @@ class SynchronizedNorms:
 
 def _weighted(values: torch.Tensor, weight: float) -> torch.Tensor:
     """Return the same values with their gradient multiplied by ``weight``."""
-    weighted: torch.Tensor = _Weighted.apply(values, weight)  # type: ignore[no-untyped-call]
+    weighted: torch.Tensor = _Weighted.apply(values, weight)  # type: ignore[no-untyped-call]  # not annotated in torch
     return weighted
 
 

@@ -57,6 +57,8 @@ def mixes_samples(loss: torch.Tensor, rows: int, outputs: Sequence[torch.Tensor]
 
 def _uppermost(outputs: set[Any]) -> set[Any]:
     """Leave out nodes of outputs that others are computed from: between them lies the model, and not the loss."""
+    if len(outputs) < 2:
+        return outputs
     below, waiting, seen = set[Any](), [each for node in outputs for each, _ in node.next_functions], set[Any]()
     while waiting and len(seen) < MOST_NODES_OF_MODEL:
         node = waiting.pop()
@@ -72,9 +74,9 @@ def _uppermost(outputs: set[Any]) -> set[Any]:
 def _depends_on_others(loss: torch.Tensor, rows: int, outputs: Sequence[torch.Tensor]) -> bool:
     """Differentiate the gradients of half of the samples, and look at what that is for the other half."""
     first = torch.autograd.grad(loss, outputs, create_graph=True)
+    halves = [_halves(output, rows) for output in outputs]
     probe = torch.zeros((), device=loss.device)
-    for gradient, output in zip(first, outputs, strict=True):
-        ours, _ = _halves(output, rows)
+    for gradient, output, (ours, _) in zip(first, outputs, halves, strict=True):
         # Uneven, for second derivatives may sum to zero; and no random numbers, which are the training's.
         direction = torch.arange(output.numel(), device=output.device).cos().view_as(output)
         probe = probe + (gradient * direction * ours).sum().to(probe.device)
@@ -82,9 +84,8 @@ def _depends_on_others(loss: torch.Tensor, rows: int, outputs: Sequence[torch.Te
         return False
     second = torch.autograd.grad(probe, outputs, retain_graph=True, allow_unused=True)
     largest = among_others = 0.0
-    for derivative, output in zip(second, outputs, strict=True):
+    for derivative, (_, others) in zip(second, halves, strict=True):
         if derivative is not None:
-            _, others = _halves(output, rows)
             largest = max(largest, float(derivative.abs().max()))
             among_others = max(among_others, float((derivative * others).abs().max()))
     return among_others > _TO_NOTICE * largest

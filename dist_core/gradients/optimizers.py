@@ -109,7 +109,9 @@ def add_group_for_script(optimizer: torch.optim.Optimizer, group: dict[str, Any]
         if {id(each[1] if isinstance(each, tuple) else each) for each in parameters} != added:
             add({**another, "params": parameters})
 
-    optimizer.add_param_group = types.MethodType(add_another, optimizer)  # type: ignore[method-assign]
+    optimizer.add_param_group = types.MethodType(  # type: ignore[method-assign]  # this instance only
+        add_another, optimizer
+    )
 
 
 def own_groups(optimizer: torch.optim.Optimizer, saved: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -119,7 +119,7 @@ def intercept_optimizer(optimizer: torch.optim.Optimizer, model: Wrapper) -> Non
             each.gradients_cleared()
         zero_grad(*args, **kwargs)
 
-    optimizer.zero_grad = types.MethodType(noticed_zero_grad, optimizer)  # type: ignore[method-assign]
+    optimizer.zero_grad = types.MethodType(noticed_zero_grad, optimizer)  # type: ignore[method-assign]  # this instance only
 
 
 def intercept_scheduler(scheduler: Any, model: Wrapper) -> None:
@@ -150,31 +150,34 @@ _updating = 0
 
 @functools.cache
 def _watch_what_nobody_gave() -> None:
-    register_optimizer_step_pre_hook(_refuse_unknown_optimizer)
+    register_optimizer_step_pre_hook(_look_at_unknown_optimizer)
     _watch_scalers()
     _watch_averages()
     _watch_losses()
 
 
-def _refuse_unknown_optimizer(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """Refuse an optimizer that steps a wrapped model's weights on its own.
+def _wrappers() -> Iterator[Wrapper]:
+    """Yield the wrapped models that are still there."""
+    for known in list(_wrapped.values()):
+        wrapper = known()
+        if wrapper is not None:
+            yield wrapper
 
-    It would change them on broken steps, and be in no checkpoint. Within a step of a known optimizer it may step: some
-    are built around another one.
-    """
+
+def _look_at_unknown_optimizer(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Look at an optimizer that was not given. Within a known one's step it may step: some are built around others."""
     if _updating or models_of(optimizer):
         return
     if optimizer not in _harmless:
         _refuse_weights_of_others(optimizer)
         _harmless.add(optimizer)
-    for known in list(_wrapped.values()):
-        wrapper = known()
-        if wrapper is not None:
-            wrapper.other_optimizer_steps(optimizer)
-            return
+    first = next(_wrappers(), None)
+    if first is not None:
+        first.other_optimizer_steps(optimizer)
 
 
 def _refuse_weights_of_others(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that steps a wrapped model's weights: also on broken steps, and in no checkpoint."""
     wrapped = {id(each) for module in _wrapped for each in module.parameters()}
     mine = [each for group in optimizer.param_groups for each in group["params"] if id(each) in wrapped]
     if mine:
@@ -222,10 +225,8 @@ def _watch_losses() -> None:
 
     @functools.wraps(original)
     def backward(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        for known in list(_wrapped.values()):
-            wrapper = known()
-            if wrapper is not None:
-                wrapper.backward_begins(self)
+        for wrapper in _wrappers():
+            wrapper.backward_begins(self)
         original(self, *args, **kwargs)  # type: ignore[no-untyped-call]  # not annotated in torch
 
     torch.Tensor.backward = backward  # type: ignore[method-assign]  # looks at losses of ours, and is torch's

@@ -9,12 +9,7 @@ import torch
 
 from dist_core.errors import InvalidTraining
 from dist_core.gradients.frozen_weights import FrozenWeights
-from dist_core.gradients.optimizers import (
-    add_group_for_script,
-    load_optimizer,
-    own_groups,
-    own_schedules,
-)
+from dist_core.gradients.optimizers import add_group_for_script, load_optimizer, own_groups, own_schedules
 
 
 class WrappedSchedules:

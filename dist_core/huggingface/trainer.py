@@ -127,9 +127,9 @@ class ElasticTrainerMixin(SharedEvaluationMixin):
         if not training:
             return cast("Any", super())._wrap_model(model, training=False)
         me = self._me
-        # On the optimizer itself: what Accelerate puts around it takes no part in the trial.
-        # One of a training that failed.
+        # That of a training that failed.
         vars(me).pop("create_scheduler", None)
+        # On the optimizer itself: what Accelerate puts around it takes no part in the trial.
         me.create_scheduler(num_training_steps=self._steps, optimizer=me.optimizer)
         me.create_scheduler = self._schedule_that_is_there
         inside = me.accelerator.prepare_model(me.model, device_placement=False, evaluation_mode=True)

@@ -149,7 +149,7 @@ class ElasticModel(MeasuredModel, nn.Module):
         if isinstance(self.inner, ElasticPipeline):
             return self.inner.step(inputs, targets)
         loss = self._loss(self.inner(*arguments_of(inputs)), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # not annotated in torch
         return loss.detach()
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:

@@ -225,7 +225,7 @@ class ElasticPipeline(MeasuredModel, nn.Module):
         self._examples = len(arguments[0])
         self._seen.clear()
         if self._num_stages == 1:
-            self._compute_loss(self.stages[0](*arguments), targets).backward()  # type: ignore[no-untyped-call]
+            self._compute_loss(self.stages[0](*arguments), targets).backward()  # type: ignore[no-untyped-call]  # not annotated in torch
         else:
             multiple, stages = self._kind.multiple_of(self._model_group.world_size), self._num_stages
             for part in divided(self._examples, self._microbatches, stages, multiple, self._largest):

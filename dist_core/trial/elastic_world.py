@@ -73,11 +73,11 @@ class ElasticWorld(dist.ProcessGroup):
         tensors = _listed(tensors)
         return self._make(tensors, tensors, lambda over: over.allreduce(tensors, *_given(options)))
 
-    def broadcast(self, tensors: Any, options: Any = None) -> dist.Work:  # type: ignore[override]
+    def broadcast(self, tensors: Any, options: Any = None) -> dist.Work:  # type: ignore[override]  # as torch calls it
         tensors = _listed(tensors)
         return self._make(tensors, tensors, lambda over: over.broadcast(tensors, *_given(options)))
 
-    def reduce(self, tensors: Any, options: Any = None) -> dist.Work:  # type: ignore[override]
+    def reduce(self, tensors: Any, options: Any = None) -> dist.Work:  # type: ignore[override]  # as torch calls it
         tensors = _listed(tensors)
         return self._make(tensors, tensors, lambda over: over.reduce(tensors, *_given(options)))
 

@@ -92,8 +92,8 @@ def _is_plain(value: Any) -> bool:
 
 def _numpys(numpy: Any) -> dict[str, Any]:
     errors = dict.fromkeys(("over", "divide", "invalid"), "warn") | {"under": "ignore"}
-    printed = _differing(numpy.get_printoptions(), {**_PRINTED_BY_NUMPY, "formatter": None})
-    found = {"errors": _differing(numpy.geterr(), errors), "printed": printed}
+    options = {name: each for name, each in numpy.get_printoptions().items() if name in _PRINTED_BY_NUMPY}
+    found = {"errors": _differing(numpy.geterr(), errors), "printed": _differing(options, _PRINTED_BY_NUMPY)}
     return {name: each for name, each in found.items() if each}
 
 
@@ -105,8 +105,7 @@ _PRINTED_BY_NUMPY = {
 
 def _set_numpy(numpy: Any, settings: Mapping[str, Any]) -> None:
     numpy.seterr(**settings.get("errors", {}))
-    # "override_repr" is told, but not taken.
-    numpy.set_printoptions(**{k: v for k, v in settings.get("printed", {}).items() if k in _PRINTED_BY_NUMPY})
+    numpy.set_printoptions(**settings.get("printed", {}))
 
 
 def _decimals(decimal: Any) -> dict[str, Any]:
@@ -150,10 +149,7 @@ _LIBRARIES: dict[str, tuple[Callable[[Any], dict[str, Any]], Callable[[Any, Mapp
     "decimal": (_decimals, _set_decimal),
     "sklearn": (_sklearns, lambda sklearn, settings: sklearn.set_config(**settings)),
     "pandas": (_pandas_options, _set_pandas),
-    "matplotlib": (
-        _matplotlibs,
-        lambda matplotlib, settings: matplotlib.rcParams.update(settings),
-    ),
+    "matplotlib": (_matplotlibs, lambda matplotlib, settings: matplotlib.rcParams.update(settings)),
 }
 """Functions that read the settings which a library was given, and that make them."""
 

@@ -210,7 +210,7 @@ def _made_again(document: Mapping[str, Any]) -> Exception | None:
         error: Exception
         if issubclass(base, BaseExceptionGroup):
             members = [decode_exception(member) for member in document["members"]]
-            return base.__new__(kind, *arguments, members)  # type: ignore[no-any-return]
+            return base.__new__(kind, *arguments, members)  # type: ignore[no-any-return]  # an exception of that class
         file = tuple(map(decode_value, document.get("file", ())))
         has_file = len(file) == len(_FILE_FIELDS) and file[0] is not None
         given = (*file[:3], None, file[3]) if has_file else arguments

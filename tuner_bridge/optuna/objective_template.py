@@ -50,12 +50,12 @@ def template_of(
 
     ``study``: the sweep's; an objective that reads it has its trial's in replicas.
     """
-    if "ELASTUNE_API" in os.environ and has_code():
-        raise InvalidSweep(
-            "optimize() was called by an objective, within a trial of another sweep. Run the study within the trial by "
-            "study.optimize(), or plan one sweep after the other"
-        )
     if "ELASTUNE_API" in os.environ:
+        if has_code():
+            raise InvalidSweep(
+                "optimize() was called by an objective, within a trial of another sweep. Run the study within the "
+                "trial by study.optimize(), or plan one sweep after the other"
+            )
         raise InvalidSweep(
             "optimize() was called inside a replica, because a module of the script calls it when imported. Put the "
             'call under if __name__ == "__main__": in the script'
