@@ -13,10 +13,10 @@ from dist_core.link.client import ControlChannel
 
 logger = logging.getLogger(__name__)
 
-FIRST_SECONDS = 0.5
+FIRST_SECONDS = 0.4
 """Between two hints of a trial that has just begun, or has just become another size: much is learnt then."""
-LATER_SECONDS = 3.0
-SLOWER = 1.3
+LATER_SECONDS = 10.0
+SLOWER = 1.6
 """Growth of each interval over the one before."""
 
 

@@ -311,13 +311,14 @@ def replica_routes(service: Service) -> list[HotRoute]:
             raise HTTPException(422, f"the hints are invalid: {error}") from error
         # What was understood, and nothing that came with it.
         document = hints.to_json()
-        before = store.hints([caller.trial_id]).get(caller.trial_id, {}) if hints.layouts else {}
-        if hints.bounds is None and before:
+        before = store.hints([caller.trial_id]).get(caller.trial_id, {})
+        if hints.layouts and hints.bounds is None and before:
             # Before it trains it knows of its layouts alone; what it had measured with another one stays.
             document = {**before, **{name: document[name] for name in ("layout", "layouts", "slot_memory_bytes")}}
         store.put_hints(caller.trial_id, document, measured(caller.trial_id, hints))
-        if hints.layouts and before.get("layouts") != document["layouts"]:
-            # What it can train with may leave nothing of what it has.
+        other_layouts = hints.layouts and before.get("layouts") != document["layouts"]
+        if other_layouts or (hints.observations and not before.get("observations")):
+            # What it can train with may leave nothing of what it has; how fast it is was believed, and is known now.
             service.loop.decisions.decide_anew()
             service.loop.wake()
         service.joining.note_hints(caller.trial_id, service.clock())

@@ -42,8 +42,8 @@ from trials.store import TrialStore, sql_store
 logger = logging.getLogger(__name__)
 
 EXIT_STUCK = 75
-DECIDE_SECONDS = 0.4
-"""Least time between two decisions, unless a trial has come, ended or lost a replica."""
+DECIDE_SECONDS = 1.0
+"""Least time between two decisions, unless a trial has come, has been measured, has ended or has lost a replica."""
 DRAIN_SECONDS = 60.0
 """Longest time that replicas get to save their state when the scheduler is stopped for good."""
 

@@ -37,8 +37,9 @@ IDLE_SECONDS = 86400.0
 """Seconds that knowledge of a study is kept in memory after anything of it ran."""
 STOPPED = frozenset({TrialState.PRUNED, TrialState.CANCELLED})
 SHORTEST_EPOCH_SECONDS = 1e-3
-OFFER_SECONDS = 15.0
-"""Longest time for which a generation is offered before the epoch in which its joiners wait."""
+OFFER_SECONDS = 20.0
+"""Longest time for which a generation is offered before the epoch in which its joiners wait, after hints that may be
+half as old."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,7 +106,7 @@ def test_hints_come_less_often_while_nothing_changes(monkeypatch: pytest.MonkeyP
 
     train(60.0)
     assert sent[1] - sent[0] < 0.7
-    assert sent[-1] - sent[-2] == pytest.approx(3.0, abs=0.2)
+    assert sent[-1] - sent[-2] == pytest.approx(10.0, abs=0.2)
     News(sender).note_pause(0.1)
     before = len(sent)
     train(2.0)
