@@ -118,6 +118,6 @@ def refuse_unreduced(model: torch.nn.Module, whole: str) -> None:
         raise InvalidTraining(
             f"an optimizer of {type(model).__name__} steps on gradients that were not reduced over the {whole}: "
             "the forward pass bypassed AdaptiveDataParallel, or ran in evaluation mode outside a training "
-            "loop. Call the wrapped model, not the one inside it, and call backward() within a loop over an "
-            "AdaptiveDataLoader"
+            "loop, or the gradients come from torch.autograd.grad(). Call the wrapped model, not the one inside it, "
+            "and call backward() within a loop over an AdaptiveDataLoader"
         )

@@ -78,6 +78,7 @@ class OptimizerSteps:
             self._compare_rates(optimizer)
         for each in sharing:
             each._check_once()
+            each._passes.look_at_gradients()
             each._place.passed_step = True
         if self._is_applied(sharing):
             answer = self._update(sharing, optimizer, original, args, kwargs)

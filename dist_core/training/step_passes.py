@@ -19,7 +19,7 @@ from dist_core.gradients.earlier_passes import SynchronizedNorms, around_backwar
 from dist_core.gradients.noise.measurements import Measurements
 from dist_core.gradients.step_place import StepPlace
 from dist_core.gradients.wrapped_state import WrappedState
-from dist_core.torch_private import loss_scale_of
+from dist_core.torch_private import after_backward, loss_scale_of
 from dist_core.training.batch_looks import BatchLooks
 from dist_core.training.reduction import BucketReduction
 from dist_core.trial.participants import Passes
@@ -57,6 +57,8 @@ class StepPasses(Passes):
         self._usual_reductions = 1
         """Reductions of the latest step that was not left out."""
         self._has_come = False
+        self._came_without = False
+        """The latest backward pass has left no gradient in any weight."""
         self._passes_that_step = 0
         """Earlier passes of the present step whose body has called the step of an optimizer."""
         self._waiting: list[torch.Tensor | None] = []
@@ -73,6 +75,7 @@ class StepPasses(Passes):
         self.place.begin_micro_batch(step, index, measures=measures)
         world_size = self._core.generation.group.world_size
         even = step.global_batch / (world_size * len(step.micro_batches))
+        self._came_without = False
         self._synchronized_norms.share = len(step.micro_batches[index]) / even if step.weight else 1.0
         if index > 0:
             self._passes_that_step += stepped_before
@@ -175,6 +178,23 @@ class StepPasses(Passes):
     def look_at_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         self.looks.other_optimizer_steps(optimizer)
 
+    def look_at_gradients(self) -> None:
+        place = self.place
+        if self.user_accumulates or place.is_dry or place.step is None or not self._has_gradients:
+            return
+        # Those of an earlier pass are out of sight by now.
+        is_seen = not place.is_last_micro_batch and place.index in self._hidden_passes and not place.passed_step
+        if self._came_without or is_seen:
+            self._core.pacing.train_in_turns(
+                "the training loop sets gradients by itself, as after torch.autograd.grad(), but this step takes "
+                "several passes, whose gradients are summed out of its sight. Train each batch",
+                is_divided=place.has_several_passes,
+            )
+
+    @property
+    def _has_gradients(self) -> bool:
+        return any(parameter.grad is not None for parameter in self._parameters)
+
     def look_at_loss(self, loss: torch.Tensor) -> None:
         self.looks.backward_begins(loss)
 
@@ -193,6 +213,10 @@ class StepPasses(Passes):
 
     def _note_backward(self) -> None:
         self._has_come = self.place.has_gradients = True
+        after_backward(self._note_what_came)
+
+    def _note_what_came(self) -> None:
+        self._came_without = not self._has_gradients
 
     def note_loss_scale(self) -> None:
         """Note the loss scale during backward: the scaler changes it before the step is over."""
@@ -205,6 +229,7 @@ class StepPasses(Passes):
             # Behind the optimizer's step gradients are another model's, which has this one in its loss.
             return
         self.note_loss_scale()
+        self._note_what_came()
         self._measure_part()
         self._earlier_gradients.take(self.place.weight_of_earlier)
         self._hidden_passes.add(self.place.index)
@@ -225,6 +250,7 @@ class StepPasses(Passes):
 
     def _whole_gradient_is_there(self) -> None:
         """Join the gradients of a step's passes after the last backward pass, and measure them."""
+        self._note_what_came()
         if self.place.step is not None:
             self._measure_part()
         self._earlier_gradients.join(self.over.group.correction if self.over.is_alone else 1.0)
@@ -303,7 +329,7 @@ class StepPasses(Passes):
 
     def _note_unapplied_gradients(self) -> None:
         # Those of a batch that is left out are an earlier one's.
-        if self._has_come and any(parameter.grad is not None for parameter in self._parameters):
+        if self._has_come and self._has_gradients:
             assert self.place.step is not None
             self._refuse_own_count(self.place.step)
             self.accumulate_for_user()

@@ -100,6 +100,9 @@ class Passes(ABC):
     def look_at_loss(self, loss: torch.Tensor) -> None:  # noqa: B027  # parts have nothing to say of theirs
         """Warn of a loss whose gradient depends on how batches are divided."""
 
+    def look_at_gradients(self) -> None:  # noqa: B027  # parts have gradients from backward passes alone
+        """Look at the gradients that an optimizer is about to step on, for some that the script has set by itself."""
+
     @property
     def were_bypassed(self) -> bool:
         """Tell whether gradients of one of several passes have come by another way than the wrapped model."""

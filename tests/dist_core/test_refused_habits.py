@@ -321,6 +321,20 @@ def with_updates_in_the_backward_pass(kit: Kit) -> None:
             mse(wrapped(x), y).backward()
 
 
+def with_gradients_that_it_sets(kit: Kit) -> list[float]:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
+    for _ in kit.epochs(2):
+        for x, y in loader:
+            weights = list(model.parameters())
+            for weight, gradient in zip(weights, torch.autograd.grad(mse(wrapped(x), y), weights), strict=True):
+                weight.grad = gradient
+            optimizer.step()
+            optimizer.zero_grad()
+    return weights_of(model)
+
+
 def with_norms_of_gradients(kit: Kit) -> None:
     def step(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> None:
         optimizer.zero_grad()
@@ -365,6 +379,7 @@ REFUSALS: list[tuple[Habit, str, int]] = [
     (with_join, r"no join\(\)", 1),
     (with_a_process_group, "was given process_group=", 1),
     (around_the_wrapper, "gradients that were not reduced over the 2 replicas", 2),
+    (with_gradients_that_it_sets, r"the gradients come from torch.autograd.grad\(\)", 2),
     (without_a_loader, "the 2 replicas: each would train by itself", PAIR),
     (around_the_wrapper_without_a_loader, "the 2 replicas: each would train by itself", 2),
     (outside_of_the_loop_in_evaluation_mode, "gradients that were not reduced over the 2 replicas", 2),
@@ -401,6 +416,7 @@ def test_a_habit_that_cannot_work_is_refused_by_name(breaks: Habit, match: str, 
     [
         (around_the_wrapper, "gradients that were not reduced over the passes of this step"),
         (with_an_attack, "clears gradients between a backward pass and the optimizer's step"),
+        (with_gradients_that_it_sets, r"sets gradients by itself, as after torch.autograd.grad\(\)"),
         (with_updates_in_the_backward_pass, r"SGD.step\(\) runs within backward\(\), in a hook of a gradient"),
     ],
 )
@@ -429,6 +445,11 @@ def test_adversarial_examples_train_as_in_plain_pytorch(replicas: int) -> None:
     expected = in_plain_pytorch(with_an_attack)
     for weights in as_trial(with_an_attack, replicas):
         assert weights == pytest.approx(expected, abs=1e-5)
+
+
+def test_gradients_that_a_loop_sets_train_one_replica_as_in_plain_pytorch() -> None:
+    (weights,) = as_trial(with_gradients_that_it_sets, 1)
+    assert weights == pytest.approx(in_plain_pytorch(with_gradients_that_it_sets), abs=1e-5)
 
 
 def test_steps_are_not_divided_to_measure_the_noise_where_gradients_are_cleared() -> None:
