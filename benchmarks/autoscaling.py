@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 from benchmarks.frame import Measurement
 from dist_core.goodput import GradientStatistics, Hints
-from scheduler.allocation.autoscale import AutoscaleSettings, NodeOffer
+from scheduler.allocation.autoscale import AutoscaleSettings
 from scheduler.policy import policy_by_name
 from scheduler.simulator import world
 from scheduler.simulator.application import measured_application
@@ -25,7 +25,7 @@ from scheduler.simulator.training import SimulatedTraining
 from scheduler.simulator.workload import Submission
 from scheduler.simulator.world import SimulationResult, World
 
-OFFER = NodeOffer(kind="", slots=4, price_per_hour=1.0, least_nodes=1, most_nodes=16)
+NODES = AutoscaleSettings(slots=4, price_per_hour=1.0, least_nodes=1, most_nodes=16)
 WORTH = 20.0
 """Node hours that an hour sooner is worth, in the rows that have a target."""
 NO_NOISE_COUNTS = GradientStatistics(sqr=1e-9, var=1.0)
@@ -48,8 +48,7 @@ def _run(worth: float, training: type[SimulatedTraining]) -> SimulationResult:
     traces = Path(os.environ["ELASTUNE_POLLUX_TRACES"])
     application = measured_application(traces / "imagenet")
     job = Submission(name="imagenet", at=0.0, application=application, num_replicas=4, batch_size=3200)
-    autoscale = AutoscaleSettings(offers=(OFFER,), worth_of_an_hour=worth)
-    settings = SimulationSettings(autoscale=autoscale, rescale_seconds=30.0)
+    settings = SimulationSettings(autoscale=replace(NODES, worth_of_an_hour=worth), rescale_seconds=30.0)
     # The job that this benchmark compares with.
     with patch.object(world, "SimulatedTraining", training):
         return World([job], policy_by_name("goodput"), settings).run()
@@ -68,8 +67,8 @@ def measure() -> list[Measurement]:
         rows += [
             Measurement(
                 what=f"cost, an hour sooner is worth {worth:g} node hours",
-                ours=ours.cost,
-                peer=fastest.cost,
+                ours=ours.node_hours,
+                peer=fastest.node_hours,
                 unit="node hours",
                 peer_name="scaling by throughput",
                 target=0.75 if worth == WORTH else None,

@@ -11,14 +11,11 @@ single trial it is the exact optimum of V x completion time + money, at every mo
 S is the sum of first steps along the trials' concave envelopes of speed-up by slots. Pollux keeps the mean speed-up
 of a slot within a band instead (OSDI'21, section 4.2.3), whatever nodes cost.
 
-Offers (kinds of nodes, spot or ours) are taken in order of price for what their slots do; spot nodes do less by the
-time that their reclaims cost. A change has to promise a saving, and to be wanted for a while.
+A change has to promise a saving, and to be wanted for a while.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,17 +27,6 @@ from scheduler.snapshot import Snapshot, TrialView
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeOffer:
-    kind: str
-    slots: int
-    price_per_hour: float
-    least_nodes: int = 0
-    most_nodes: int = 16
-    reclaims_per_hour: float = 0.0
-    """Times an hour that a node is taken away; 0 for one that is ours until given back."""
-
-
 LEAST_SAVING = 0.02
 """Part of the cost of work that a change of the number of nodes has to save."""
 EXPLORATION = 2.0
@@ -49,60 +35,36 @@ EXPLORATION = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoscaleSettings:
-    offers: tuple[NodeOffer, ...]
+    slots: int
+    """Slots of a node; all nodes are alike."""
+    price_per_hour: float
+    least_nodes: int = 0
+    most_nodes: int = 16
     worth_of_an_hour: float = 10.0
-    """Worth of an hour sooner for each trial, in the currency of the offers."""
+    """Worth of an hour sooner for each trial, in the currency of the price."""
     shrink_after_seconds: float = 300.0
 
 
-def desired_nodes(
-    snapshot: Snapshot, settings: AutoscaleSettings, present: Mapping[str, int] | None = None
-) -> dict[str, int]:
-    """Nodes of each kind under which work is cheapest; ``present`` ones where nothing else saves enough."""
+def desired_nodes(snapshot: Snapshot, settings: AutoscaleSettings, present: int | None = None) -> int:
+    """Return the number of nodes under which work is cheapest; ``present`` where nothing else saves enough."""
     eligible = snapshot.eligible
     waiting = sum(view.study_weight for view in eligible) * settings.worth_of_an_hour
-    useful = {offer.kind: _speed_of_slot(offer, eligible) for offer in settings.offers}
-    offers = sorted(settings.offers, key=lambda offer: offer.price_per_hour / (offer.slots * useful[offer.kind]))
     speeds = np.concatenate([[0.0], np.cumsum(_marginal_speeds(eligible, settings))])
 
-    def cost_of_work(nodes: Mapping[str, int]) -> float:
-        slots = sum(offer.slots * nodes.get(offer.kind, 0) for offer in offers)
-        money = sum(offer.price_per_hour * nodes.get(offer.kind, 0) for offer in offers)
-        mean_use = sum(offer.slots * nodes.get(offer.kind, 0) * useful[offer.kind] for offer in offers) / max(slots, 1)
-        speed = float(speeds[min(slots, len(speeds) - 1)]) * mean_use
-        return (waiting + money) / speed if speed > 0 else float("inf")
+    def cost_of_work(nodes: int) -> float:
+        speed = float(speeds[min(settings.slots * nodes, len(speeds) - 1)])
+        return (waiting + settings.price_per_hour * nodes) / speed if speed > 0 else float("inf")
 
-    nodes = {offer.kind: offer.least_nodes for offer in offers}
-    best, cheapest = dict(nodes), cost_of_work(nodes)
-    for offer in offers:
-        for _ in range(offer.most_nodes - offer.least_nodes):
-            nodes[offer.kind] += 1
-            cost = cost_of_work(nodes)
-            if cost < cheapest:
-                best, cheapest = dict(nodes), cost
-        nodes = dict(best)
-    if present is not None and cheapest > (1.0 - LEAST_SAVING) * cost_of_work(present):
-        within = all(offer.least_nodes <= present.get(offer.kind, 0) <= offer.most_nodes for offer in offers)
-        if within:
-            return {offer.kind: present.get(offer.kind, 0) for offer in offers}
+    counts = range(settings.least_nodes, max(settings.least_nodes, settings.most_nodes) + 1)
+    best = min(counts, key=cost_of_work)
+    if present is not None and present in counts and cost_of_work(best) > (1.0 - LEAST_SAVING) * cost_of_work(present):
+        return present
     return best
-
-
-def _speed_of_slot(offer: NodeOffer, views: list[TrialView]) -> float:
-    """Relative to those that models were measured on, less what reclaims cost."""
-    known = [view.model for view in views if view.model is not None]
-    one = np.array([1])
-    ratios = [
-        float((model.on(offer.kind).curve(offer.slots, one) / model.curve(offer.slots, one))[0]) for model in known
-    ]
-    lost = max((view.pause_seconds + view.start_seconds for view in views), default=0.0)
-    return max(0.05, (statistics.median(ratios) if ratios else 1.0) * (1.0 - offer.reclaims_per_hour * lost / 3600.0))
 
 
 def _marginal_speeds(views: list[TrialView], settings: AutoscaleSettings) -> Floats:
     """Return what each further slot adds, in units of a first slot, largest first."""
-    total = sum(offer.most_nodes * offer.slots for offer in settings.offers)
-    node_slots = max((offer.slots for offer in settings.offers), default=1)
+    total = settings.most_nodes * settings.slots
     slopes: list[float] = []
     for view in views:
         least = min(view.min_slots, total)
@@ -114,7 +76,8 @@ def _marginal_speeds(views: list[TrialView], settings: AutoscaleSettings) -> Flo
         counts = np.arange(least, max(reach, least) + 1)
         if len(counts) < 2:
             continue
-        speeds = (view.model.curve(node_slots, counts) / view.model.curve(node_slots, np.array([1]))[0]).tolist()
+        first = view.model.curve(settings.slots, np.array([1]))[0]
+        speeds = (view.model.curve(settings.slots, counts) / first).tolist()
         for slope, _, before, after in envelope(counts.tolist(), speeds, 0, 0):
             slopes += [min(slope, 1.0)] * int(counts[after] - counts[before])
     return np.sort(np.array(slopes))[::-1]
@@ -125,21 +88,14 @@ class Autoscaler:
 
     def __init__(self, settings: AutoscaleSettings) -> None:
         self.settings = settings
-        self._fewer_since: dict[str, float] = {}
+        self._fewer_since: float | None = None
 
-    def cost_per_hour(self, nodes: Mapping[str, int]) -> float:
-        return sum(offer.price_per_hour * nodes.get(offer.kind, 0) for offer in self.settings.offers)
-
-    def decide(self, snapshot: Snapshot, present: Mapping[str, int], now: float) -> dict[str, int]:
-        """Return how many nodes of each kind to have from now on; ``present`` is how many there are."""
+    def decide(self, snapshot: Snapshot, present: int, now: float) -> int:
+        """Return how many nodes to have from now on; ``present`` is how many there are."""
         desired = desired_nodes(snapshot, self.settings, present)
-        wanted: dict[str, int] = {}
-        for kind, count in desired.items():
-            has = present.get(kind, 0)
-            if count >= has:
-                self._fewer_since.pop(kind, None)
-                wanted[kind] = count
-                continue
-            since = self._fewer_since.setdefault(kind, now)
-            wanted[kind] = count if now - since >= self.settings.shrink_after_seconds else has
-        return wanted
+        if desired >= present:
+            self._fewer_since = None
+            return desired
+        if self._fewer_since is None:
+            self._fewer_since = now
+        return desired if now - self._fewer_since >= self.settings.shrink_after_seconds else present

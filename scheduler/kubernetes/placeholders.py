@@ -14,7 +14,7 @@ from typing import Any
 
 from kubernetes.utils import parse_quantity
 
-from scheduler.allocation.autoscale import Autoscaler, AutoscaleSettings, NodeOffer
+from scheduler.allocation.autoscale import Autoscaler, AutoscaleSettings
 from scheduler.snapshot import Snapshot
 from trials.errors import InvalidClusterSettings
 from trials.kubernetes.client.api import PODS, ClusterApi
@@ -26,9 +26,6 @@ from trials.kubernetes.settings import ClusterSettings
 KNOWN = {"most_nodes", "least_nodes", "slots_per_node", "price_per_hour", "worth_of_an_hour", "image", "template"}
 HOST_LABEL = "kubernetes.io/hostname"
 UNSEEN_SECONDS = 30.0
-KIND = ""
-"""Nodes of one kind only are asked for: which, the placeholders' template says."""
-
 logger = logging.getLogger(__name__)
 
 
@@ -56,7 +53,7 @@ class Placeholders:
         if self._autoscaler is None or snapshot is None:
             return
         present = len(snapshot.nodes)
-        desired = self._autoscaler.decide(snapshot, {KIND: present}, now)[KIND]
+        desired = self._autoscaler.decide(snapshot, present, now)
         waiting = {pod["metadata"]["name"] for pod in self._pods() if self._is_one(pod)}
         # The watch may not have told yet of those that were just made.
         self._created = {
@@ -106,14 +103,15 @@ def autoscaler_from(settings: ClusterSettings) -> Autoscaler | None:
             ("worth_of_an_hour", 10.0),
         )
     }
-    offer = NodeOffer(
-        kind=KIND,
-        slots=max(1, int(numbers["slots_per_node"])),
-        price_per_hour=numbers["price_per_hour"],
-        least_nodes=int(numbers["least_nodes"]),
-        most_nodes=int(numbers["most_nodes"]),
+    return Autoscaler(
+        AutoscaleSettings(
+            slots=max(1, int(numbers["slots_per_node"])),
+            price_per_hour=numbers["price_per_hour"],
+            least_nodes=int(numbers["least_nodes"]),
+            most_nodes=int(numbers["most_nodes"]),
+            worth_of_an_hour=numbers["worth_of_an_hour"],
+        )
     )
-    return Autoscaler(AutoscaleSettings(offers=(offer,), worth_of_an_hour=numbers["worth_of_an_hour"]))
 
 
 def _number(name: str, value: Any) -> float:

@@ -1,8 +1,7 @@
-"""The simulated cluster: what nodes there are, what they cost, and how they come and go with demand."""
+"""The simulated cluster: what nodes there are, and how they come and go with demand."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from scheduler.allocation.autoscale import Autoscaler, AutoscaleSettings
@@ -13,23 +12,9 @@ from trials.launch.base import NodeSlots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeKind:
-    """Kind of node in a simulated cluster. ``speed``: factor on the measured speed of its slots."""
-
-    name: str
-    nodes: int
-    slots_per_node: int
-    speed: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationSettings:
     nodes: int = 16
     slots_per_node: int = 4
-    kinds: tuple[NodeKind, ...] = ()
-    """Instead of ``nodes`` that are all alike."""
-    interference: float = 0.0
-    """Distributed jobs that share a node are slower by this part."""
     autoscale: AutoscaleSettings | None = None
     """Nodes come and go with demand instead of being ``nodes`` throughout."""
     decide_every_seconds: float = 60.0
@@ -51,24 +36,18 @@ class SimulationSettings:
 
 class SimulatedCluster:
     def __init__(self, settings: SimulationSettings) -> None:
-        alike = NodeKind(name="", nodes=settings.nodes, slots_per_node=settings.slots_per_node)
-        self._kinds = {kind.name: kind for kind in settings.kinds or (alike,)}
-        self._kind_of_node: dict[str, str] = {}
         self._autoscaler = None if settings.autoscale is None else Autoscaler(settings.autoscale)
+        self._node_slots = settings.slots_per_node
         self._nodes: list[NodeSlots] = []
         self._nodes_created = 0
         self._since = 0.0
         self.node_hours = 0.0
-        self.cost = 0.0
-        self.most_slots = sum(kind.nodes * kind.slots_per_node for kind in self._kinds.values())
-        if settings.autoscale is None:
-            for kind in self._kinds.values():
-                self._add(kind.name, kind.nodes, kind.slots_per_node)
-            return
-        self.most_slots = sum(offer.most_nodes * offer.slots for offer in settings.autoscale.offers)
-        for offer in settings.autoscale.offers:
-            self._kinds[offer.kind] = NodeKind(name=offer.kind, nodes=0, slots_per_node=offer.slots)
-            self._add(offer.kind, offer.least_nodes, offer.slots)
+        first = most = settings.nodes
+        if settings.autoscale is not None:
+            self._node_slots = settings.autoscale.slots
+            first, most = settings.autoscale.least_nodes, settings.autoscale.most_nodes
+        self.most_slots = most * self._node_slots
+        self._add(first)
 
     @property
     def slots(self) -> int:
@@ -78,32 +57,16 @@ class SimulatedCluster:
     def nodes(self) -> list[NodeSlots]:
         return list(self._nodes)
 
-    def _add(self, kind: str, count: int, slots: int) -> None:
+    def _add(self, count: int) -> None:
         width = max(2, len(str(count - 1)))
         for _ in range(count):
-            name = f"{kind or 'n'}{self._nodes_created:0{width}}"
+            self._nodes.append(NodeSlots(node=f"n{self._nodes_created:0{width}}", slots=self._node_slots))
             self._nodes_created += 1
-            self._nodes.append(NodeSlots(node=name, slots=slots, kind=kind))
-            self._kind_of_node[name] = kind
-
-    def kind_of(self, placement: Mapping[str, int]) -> NodeKind:
-        """Return the slowest kind of those that a job is on."""
-        names = {self._kind_of_node[node] for node in placement} or set(self._kinds)
-        return min((self._kinds[name] for name in names), key=lambda kind: kind.speed)
 
     def advance(self, now: float) -> None:
         """Account for the nodes held since the last time."""
-        hours = (now - self._since) / 3600.0
+        self.node_hours += (now - self._since) / 3600.0 * len(self._nodes)
         self._since = now
-        self.node_hours += hours * len(self._nodes)
-        if self._autoscaler is not None:
-            self.cost += hours * self._autoscaler.cost_per_hour(self._counts())
-
-    def _counts(self) -> dict[str, int]:
-        counts: dict[str, int] = {}
-        for node in self._nodes:
-            counts[node.kind] = counts.get(node.kind, 0) + 1
-        return counts
 
     def follow(self, snapshot: Snapshot | None, now: float) -> bool:
         """Add or remove nodes as the autoscaler wants; whether anything changed."""
@@ -111,14 +74,9 @@ class SimulatedCluster:
             return False
         held = {node for view in snapshot.trials for node in view.placement}
         before = list(self._nodes)
-        present = self._counts()
-        wanted = self._autoscaler.decide(snapshot, present, now)
-        for offer in self._autoscaler.settings.offers:
-            surplus = present.get(offer.kind, 0) - wanted[offer.kind]
-            if surplus < 0:
-                self._add(offer.kind, -surplus, offer.slots)
-            for _ in range(surplus):
-                # Free nodes go first, the newest among them.
-                mine = [node for node in reversed(self._nodes) if node.kind == offer.kind]
-                self._nodes.remove(min(mine, key=lambda node: node.node in held))
+        surplus = len(before) - self._autoscaler.decide(snapshot, len(before), now)
+        self._add(-surplus)
+        for _ in range(surplus):
+            # Free nodes go first, the newest among them.
+            self._nodes.remove(min(reversed(self._nodes), key=lambda node: node.node in held))
         return self._nodes != before

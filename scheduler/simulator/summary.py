@@ -35,7 +35,6 @@ class Summary:
     unfair_jobs: float
     """Share of the jobs that took longer than that."""
     node_hours: float
-    cost: float
 
 
 def summarize(result: SimulationResult) -> Summary:
@@ -54,7 +53,6 @@ def summarize(result: SimulationResult) -> Summary:
         worst_fairness=max(job.finish_time_fairness for job in result.jobs),
         unfair_jobs=statistics.fmean(job.finish_time_fairness > 1.0 for job in result.jobs),
         node_hours=result.node_hours,
-        cost=result.cost,
     )
 
 

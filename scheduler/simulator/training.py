@@ -77,8 +77,6 @@ class SimulatedTraining:
         self.num_undone = 0
         """Changes of size that were taken back before they had paid for their pause."""
         self.slot_seconds = 0.0
-        self._node_kind = ""
-        self._node_speed = 1.0
         self._atomic = self._accumulation = 0
         self._rows: dict[Configuration, Observation] = {}
         self._steps: dict[Configuration, float] = {}
@@ -195,7 +193,7 @@ class SimulatedTraining:
         """Return the mean seconds to the next step; 0 while the job stands still."""
         if not self.shape:
             return 0.0
-        return 0.5 * self.application.step_seconds(self.shape, self._atomic)[0] / self._node_speed
+        return 0.5 * self.application.step_seconds(self.shape, self._atomic)[0]
 
     def _count_steps(self, seconds: float) -> None:
         if self._exact:
@@ -205,16 +203,12 @@ class SimulatedTraining:
             self._rows[configuration] = replace(row, count=max(1, int(self._steps[configuration])))
 
     def _configuration(self) -> Configuration:
-        return Configuration(len(self.shape), sum(self.shape), self._atomic, self._node_kind, self.layout)
-
-    def run_at(self, node_kind: str, speed: float) -> None:
-        """Run on nodes of that kind, which compute so many times as fast as those that were measured."""
-        self._node_kind, self._node_speed = node_kind, speed
+        return Configuration(len(self.shape), sum(self.shape), self._atomic, layout=self.layout)
 
     def _goodput(self) -> float:
         """Initial-batch steps a second, from what is true; notes what the job itself would measure."""
         application, batch = self.application, self.global_batch
-        step, sync = (each / self._node_speed for each in application.step_seconds(self.shape, self._atomic))
+        step, sync = application.step_seconds(self.shape, self._atomic)
         self._statistics = application.statistics(batch, self.epoch)
         configuration = self._configuration()
         if configuration not in self._rows:
@@ -232,7 +226,7 @@ class SimulatedTraining:
             return 0.0
         begins, ends = (int(self.application.epoch_ends[epoch]) for epoch in (self.epoch, self.epoch + 1))
         share = _measured_share(begins, max(begins + 1, ends))
-        half = self.application.step_seconds(self.shape, math.ceil(self._atomic / 2))[0] / self._node_speed
+        half = self.application.step_seconds(self.shape, math.ceil(self._atomic / 2))[0]
         return share * max(0.0, 2.0 * half - step)
 
     def _choose_batch(self) -> None:
@@ -266,8 +260,7 @@ class SimulatedTraining:
 
     def _model(self) -> ThroughputParams | None:
         """Return the throughput model; None with a layout that nothing was measured with."""
-        mine = {key: row for key, row in self._rows.items() if key.layout == self.layout}
-        rows = [row for key, row in mine.items() if key.kind == self._node_kind] or list(mine.values())
+        rows = [row for key, row in self._rows.items() if key.layout == self.layout]
         size = len(self._rows), len({(*key[:2], *key[3:]) for key in self._rows})
         if not rows:
             return None

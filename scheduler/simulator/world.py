@@ -10,7 +10,6 @@ runs on a real cluster: only replicas and clock are simulated.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -71,8 +70,6 @@ class SimulationResult:
     allocations: tuple[tuple[float, Mapping[str, Mapping[str, int]]], ...] = field(default=(), repr=False)
     """(time, job -> placement) at each decision that changed something."""
     node_hours: float = 0.0
-    cost: float = 0.0
-    """Cost of the nodes, at their prices, where nodes come and go."""
     histories: Mapping[str, tuple[Told, ...]] = field(default_factory=dict, repr=False, compare=False)
     """Histories by name of the job."""
 
@@ -151,7 +148,6 @@ class World:
             decisions=self._decisions,
             allocations=tuple(self._allocations),
             node_hours=self.cluster.node_hours,
-            cost=self.cluster.cost,
             histories=self._histories(),
         )
 
@@ -320,7 +316,6 @@ class World:
 
     def _take_placements(self) -> None:
         changed = False
-        shared = self._shared_nodes()
         for trial_id, training in self.trainings.items():
             placement: dict[str, int] = {}
             nodes = {row.replica_id: row.node for row in self.store.replicas(trial_id=trial_id)}
@@ -333,19 +328,6 @@ class World:
             if placement != training.placement or training.layout != before:
                 training.place(placement, self._settings.rescale_seconds, self.now)
                 changed = True
-            slower = len(placement) > 1 and not shared.isdisjoint(placement)
-            kind = self.cluster.kind_of(placement)
-            training.run_at(kind.name, kind.speed * (1.0 - self._settings.interference * slower))
         if changed:
             held = {t.submission.name: t.placement for t in self.trainings.values() if t.placement}
             self._allocations.append((self.now, held))
-
-    def _shared_nodes(self) -> set[str]:
-        """Nodes with replicas of more than one distributed job."""
-        if not self._settings.interference:
-            return set()
-        distributed: dict[str, set[str]] = {}
-        for row in self.store.replicas():
-            distributed.setdefault(row.trial_id, set()).add(row.node)
-        used = Counter(node for nodes in distributed.values() if len(nodes) > 1 for node in nodes)
-        return {node for node, jobs in used.items() if jobs > 1}

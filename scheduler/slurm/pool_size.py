@@ -12,12 +12,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from scheduler.allocation.autoscale import AutoscaleSettings, NodeOffer, desired_nodes
+from scheduler.allocation.autoscale import AutoscaleSettings, desired_nodes
 from scheduler.knowledge.expected_starts import seconds_left
 from scheduler.slurm.pool_settings import PoolSettings
 from scheduler.snapshot import Snapshot
 
-KIND = ""
 FOREVER = 1e9
 """Times its price: a job that would come too late."""
 
@@ -75,18 +74,17 @@ def plan_pool(snapshot: Snapshot, settings: PoolSettings, state: PoolState) -> P
 def _wanted_jobs(snapshot: Snapshot, settings: PoolSettings, state: PoolState, present: int) -> tuple[int, str]:
     size = max(1, state.slots_per_job)
     least, most = -(-settings.least_slots // size), max(1, settings.most_slots // size)
-    offer = NodeOffer(
-        kind=KIND,
+    pricing = AutoscaleSettings(
         slots=size,
         price_per_hour=settings.price * size,
         least_nodes=least,
         most_nodes=most,
+        worth_of_an_hour=settings.worth,
     )
-    pricing = AutoscaleSettings(offers=(offer,), worth_of_an_hour=settings.worth)
-    wanted = desired_nodes(snapshot, pricing, {KIND: present} if present else None)[KIND]
+    wanted = desired_nodes(snapshot, pricing, present or None)
     if wanted > present:
-        dearer = replace(offer, price_per_hour=offer.price_per_hour * price_of_waiting(snapshot, state.waits_seconds))
-        wanted = max(present, desired_nodes(snapshot, replace(pricing, offers=(dearer,)))[KIND])
+        dearer = pricing.price_per_hour * price_of_waiting(snapshot, state.waits_seconds)
+        wanted = max(present, desired_nodes(snapshot, replace(pricing, price_per_hour=dearer)))
     if not state.slots_per_job:
         # The first one tells how large they are.
         return min(wanted, 1), ""
