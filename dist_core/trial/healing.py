@@ -8,8 +8,7 @@ there. So whoever comes into a generation without joiners first says which of th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Protocol
 
 from dist_core.errors import EXIT_PEER_LOST, EXIT_PREEMPTED, PeerLost, ReplicaExit, RunAgain
@@ -111,25 +110,74 @@ class TrainingSurvivor:
         self._record.go_on_from(furthest)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Healed:
-    """Point from which a trial goes on after a loss."""
-
-    prepared: Prepared
-    """The generation to enter."""
-    furthest: Standing
-    """Position to go on from."""
-    runs_again: bool
-    """The epoch's code runs again from behind its last training loop."""
-
-
-class Heal:
-    def __init__(self, generation: Generation, membership: Membership, news: News) -> None:
+class Healing:
+    def __init__(
+        self,
+        generation: Generation,
+        membership: Membership,
+        news: News,
+        survivor: TrainingSurvivor,
+        entering: Entering,
+        life: Life,
+    ) -> None:
         self._generation = generation
         self._membership = membership
         self._news = news
+        self._survivor = survivor
+        self._entering = entering
+        self._life = life
 
-    def wait_and_meet(self, survivor: TrainingSurvivor, *, reason: str, enter: Callable[[Healed], None]) -> Healed:
+    def heal(self, *, in_step: bool) -> None:
+        reason = self._generation.broken or "a collective failed"
+        if in_step:
+            self._survivor.take_back_step()
+        started = time.perf_counter()
+        if self._generation.group.members > 1:
+            # Those of its replica that heard it first may have left; that is no loss.
+            self._leave_if_told()
+        self.drop_group()
+        runs_again = self._wait_and_meet(reason)
+        self._entering.say_that_we_switched(since=started)
+        self._run_again_if(needed=runs_again)
+
+    def heal_between_steps(self) -> None:
+        self.heal(in_step=False)
+        lacks = "; sums of an evaluation lack the samples of the lost one" if self._survivor.has_evaluated else ""
+        self._news.warn(f"a replica was lost outside of the training loop; the others go on without it{lacks}")
+
+    def drop_group(self) -> None:
+        """Close what connects this replica with the others; whoever still waits for it learns of the loss by that."""
+        needs = self._membership.group_needs
+        assert needs is not None
+        self._generation.drop(needs())
+        self._life.lost()
+
+    def enter_smaller(self, prepared: Prepared) -> None:
+        """Enter a generation that some leave and nobody joins: all that stay have the trial's state."""
+        lost = runs_again = None
+        try:
+            runs_again = self._meet_if_awaited(prepared)
+        except PeerLost as error:
+            # Others may have entered already: this replica heals with them from there.
+            lost = str(error)
+        if runs_again is not None:
+            self._run_again_if(needed=runs_again)
+            return
+        self._entering.enter(prepared, agree=False)
+        if lost is not None:
+            self._generation.mark_broken(lost)
+
+    def _run_again_if(self, *, needed: bool) -> None:
+        if needed:
+            self._news.warn(
+                "a replica was lost in an evaluation, and its part of the results with it: the training code runs "
+                "again from its top and repeats the evaluation with the remaining replicas"
+            )
+            raise RunAgain
+
+    # ------------------------------------------------------------------ meeting those that are left
+
+    def _wait_and_meet(self, reason: str) -> bool:
         """Wait for the generation without the lost replica, go on from the furthest survivor and enter.
 
         Possible at a step boundary of the epoch everybody is in; elsewhere PeerLost ends this replica and the trial
@@ -146,15 +194,14 @@ class Heal:
                 try:
                     with self._generation.meeting(prepared) as group:
                         _say_who_heals(group, heals=True)
-                        healed = self._meet(prepared, group, survivor)
-                        enter(healed)
+                        runs_again = self._meet(prepared, group)
                 except PeerLost:
                     # One of these is gone as well; the scheduler sees it and publishes again.
                     prepared.group.break_off()
                     self._membership.abandon(prepared.generation.number)
                     self._say_that_we_wait()
                     continue
-                return healed
+                return runs_again
             if prepared is not None and prepared.group is not None and not self._may_go_on_with(prepared, 0.0):
                 # Others may wait in it for this replica, to give its joiners the trial's state.
                 prepared.group.break_off()
@@ -167,31 +214,22 @@ class Heal:
             time.sleep(0.005)
         raise PeerLost(f"another replica vanished, and the trial formed no new generation without it: {reason}")
 
-    def leave_if_told(self) -> None:
+    def _leave_if_told(self) -> None:
         """Raise ReplicaExit if this replica was told to leave."""
         if self._membership.must_leave is not None:
             self._news.flush()
             raise ReplicaExit("preempted", EXIT_PREEMPTED)
 
-    def warn(self, message: str) -> None:
-        self._news.warn(message)
-
     def _say_that_we_wait(self) -> None:
         self._news.announce("/broken", {"generation": self._generation.number})
 
-    def meet_if_awaited(
-        self, prepared: Prepared, survivor: TrainingSurvivor, *, enter: Callable[[Healed], None]
-    ) -> Healed | None:
+    def _meet_if_awaited(self, prepared: Prepared) -> bool | None:
         """Meet in a generation without joiners if any of its replicas heals; return None if none does. Collective.
 
         If one does, this replica has entered with it on return. Raises PeerLost when a member is gone.
         """
         with self._generation.meeting(prepared) as group:
-            if not _say_who_heals(group, heals=False):
-                return None
-            healed = self._meet(prepared, group, survivor)
-            enter(healed)
-            return healed
+            return self._meet(prepared, group) if _say_who_heals(group, heals=False) else None
 
     def _may_go_on_with(self, prepared: Prepared, waited_seconds: float) -> bool:
         if prepared.group is None:
@@ -201,7 +239,12 @@ class Heal:
         joinerless = prepared.generation.join_epoch is None
         return joinerless and set(prepared.generation.members) <= set(self._generation.members)
 
-    def _meet(self, prepared: Prepared, group: ReplicaGroup, survivor: TrainingSurvivor) -> Healed:
+    def _meet(self, prepared: Prepared, group: ReplicaGroup) -> bool:
+        """Enter the generation, and go on from where the furthest of its replicas stands.
+
+        Returns whether the epoch's code runs again from behind its last training loop.
+        """
+        survivor = self._survivor
         standing = [Standing(**each) for each in group.gather_json(asdict(survivor.standing()))]
         # The lost replica may have completed its last collective with some of us and not with others: those are one
         # step ahead, or one update, and that counts.
@@ -225,82 +268,14 @@ class Heal:
         received = hand_over(group.data_parallel, survivor.states() if group.replica == first else None, source=first)
         if group.replica != first:
             survivor.take(received, is_a_step_behind=standing[group.rank].steps < furthest.steps)
-        return Healed(prepared=prepared, furthest=furthest, runs_again=runs_again)
+        survivor.go_on_from(furthest)
+        self._entering.enter(prepared, agree=True)
+        return runs_again
 
 
 def _say_who_heals(group: ReplicaGroup, *, heals: bool) -> bool:
     """Tell whether any replica of a generation without joiners heals; its first collective."""
     return any(group.sum_of(float(heals), what="votes"))
-
-
-class Healing:
-    def __init__(
-        self,
-        generation: Generation,
-        membership: Membership,
-        heal: Heal,
-        survivor: TrainingSurvivor,
-        entering: Entering,
-        life: Life,
-    ) -> None:
-        self._generation = generation
-        self._membership = membership
-        self._heal = heal
-        self._survivor = survivor
-        self._entering = entering
-        self._life = life
-
-    def heal(self, *, in_step: bool) -> None:
-        reason = self._generation.broken or "a collective failed"
-        if in_step:
-            self._survivor.take_back_step()
-        started = time.perf_counter()
-        if self._generation.group.members > 1:
-            # Those of its replica that heard it first may have left; that is no loss.
-            self._heal.leave_if_told()
-        self.drop_group()
-        healed = self._heal.wait_and_meet(self._survivor, reason=reason, enter=self._go_on)
-        self._entering.say_that_we_switched(since=started)
-        self._run_again_if_needed(healed)
-
-    def heal_between_steps(self) -> None:
-        self.heal(in_step=False)
-        lacks = "; sums of an evaluation lack the samples of the lost one" if self._survivor.has_evaluated else ""
-        self._heal.warn(f"a replica was lost outside of the training loop; the others go on without it{lacks}")
-
-    def drop_group(self) -> None:
-        """Close what connects this replica with the others; whoever still waits for it learns of the loss by that."""
-        needs = self._membership.group_needs
-        assert needs is not None
-        self._generation.drop(needs())
-        self._life.lost()
-
-    def enter_smaller(self, prepared: Prepared) -> None:
-        """Enter a generation that some leave and nobody joins: all that stay have the trial's state."""
-        lost = healed = None
-        try:
-            healed = self._heal.meet_if_awaited(prepared, self._survivor, enter=self._go_on)
-        except PeerLost as error:
-            # Others may have entered already: this replica heals with them from there.
-            lost = str(error)
-        if healed is not None:
-            self._run_again_if_needed(healed)
-            return
-        self._entering.enter(prepared, agree=False)
-        if lost is not None:
-            self._generation.mark_broken(lost)
-
-    def _go_on(self, healed: Healed) -> None:
-        self._survivor.go_on_from(healed.furthest)
-        self._entering.enter(healed.prepared, agree=True)
-
-    def _run_again_if_needed(self, healed: Healed) -> None:
-        if healed.runs_again:
-            self._heal.warn(
-                "a replica was lost in an evaluation, and its part of the results with it: the training code runs "
-                "again from its top and repeats the evaluation with the remaining replicas"
-            )
-            raise RunAgain
 
 
 class NoHealing:

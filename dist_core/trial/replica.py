@@ -51,7 +51,7 @@ from dist_core.trial.elastic_world import ElasticWorld
 from dist_core.trial.emulated_device import EmulatedDevice
 from dist_core.trial.entering import Arrival, Entering, ScheduledArrival, StandaloneArrival
 from dist_core.trial.epochs import Epochs, Resumption
-from dist_core.trial.healing import Heal, Healing, Heals, NoHealing, TrainingSurvivor
+from dist_core.trial.healing import Healing, Heals, NoHealing, TrainingSurvivor
 from dist_core.trial.loops import EvaluationState, Loops, OutsideOfLoops, Rerun
 from dist_core.trial.models import Models
 from dist_core.trial.moving_buffers import MovingBuffers
@@ -165,8 +165,7 @@ class Replica:
         membership.hurry()
         entering = Entering(generation, membership, self.batch, self.news, self.life)
         survivor = TrainingSurvivor(position, states, self.record, self.sums, self.rollback, self.script_habits)
-        heal = Heal(generation, membership, self.news)
-        healing = self.healing = Healing(generation, membership, heal, survivor, entering, self.life)
+        healing = self.healing = Healing(generation, membership, self.news, survivor, entering, self.life)
         switch = Switch(generation, membership, position, states, self.news)
         self.transitions = Transitions(generation, switch, healing, entering, self.departure, self.sums)
         self.arrival = ScheduledArrival(generation, membership, channel, position, states, entering)

@@ -37,7 +37,7 @@ class ClientAccess:
                 f"parent {parent_id} is a trial of study {parent.spec.study!r}, not of {study!r}; a trial begins with "
                 "the state of one of its own study",
             )
-        if needs_state and parent.state.is_final and not loop.has_state(parent_id):
+        if needs_state and parent.state.is_final and not loop.files.has_state(parent_id):
             raise HTTPException(
                 422,
                 f"parent {parent_id} is over ({parent.state.value}) and its state was not kept; keep it with "

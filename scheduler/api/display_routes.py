@@ -117,7 +117,7 @@ class SchedulerMetrics(Collector):
             for state in TrialState:
                 trials.add_metric([study, state.value], states[study, state.value])
         yield trials
-        views = service.loop.latest_views
+        views = service.loop.observer.latest_views
         promise = GaugeMetricFamily(
             "elastune_trial_promise", "Weight of a trial within its study", labels=["study", "trial"]
         )

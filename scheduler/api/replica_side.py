@@ -131,7 +131,7 @@ def calling_replica(request: Request) -> ReplicaRecord:
         raise HTTPException(403, f"this token does not belong to replica {name!r:.200}")
     for replica in service.store.replicas(trial_id=name.rpartition("-")[0]):
         if replica.replica_id == name:
-            service.loop.note_contact(replica.replica_id)
+            service.loop.liveness.note(replica.replica_id)
             return replica
     raise HTTPException(410, f"replica {name!r} is no longer needed")
 
@@ -150,7 +150,7 @@ def replica_routes(service: Service) -> list[HotRoute]:
             raise HTTPException(410, f"trial {trial_id} is {trial.state.value}; this replica is no longer needed")
         if replica.stop_requested_at is not None and not query.told:
             return {"leave": True, "generation": None}
-        wanted = service.loop.asked_to_save.get(trial_id, "")
+        wanted = service.loop.inheritance.asked.get(trial_id, "")
         if wanted and wanted != query.saves and replica_id in trial.members:
             return {"save": wanted, "generation": None}
         if replica.retry_join:
@@ -183,7 +183,7 @@ def replica_routes(service: Service) -> list[HotRoute]:
             await asyncio.to_thread(store.update_replica, caller.replica_id, contact_at=service.clock())
 
         async def look() -> dict[str, Any] | None:
-            service.loop.note_contact(caller.replica_id)
+            service.loop.liveness.note(caller.replica_id)
             news = news_for(caller.replica_id, caller.trial_id, query)
             if news is not None and "retry_join" in news:
                 await asyncio.to_thread(store.update_replica, caller.replica_id, retry_join=False)
@@ -255,7 +255,7 @@ def replica_routes(service: Service) -> list[HotRoute]:
     @hot.post("/switched", Number)
     def switched(caller: ReplicaRecord, body: Number) -> None:
         store.note_entered(caller.trial_id, body.generation)
-        service.loop.note_whole(caller.trial_id)
+        service.loop.observations.note_whole(caller.trial_id)
         service.loop.wake()
 
     @hot.post("/abandoned", Number)
@@ -271,7 +271,7 @@ def replica_routes(service: Service) -> list[HotRoute]:
     @hot.post("/leaving")
     def leaving(caller: ReplicaRecord) -> None:
         """Note that somebody outside wants the replica gone: the others are to go on without it."""
-        service.loop.note_leaving(caller.replica_id)
+        service.loop.observations.note_leaving(caller.replica_id)
         service.loop.wake()
 
     @hot.get("/package")
@@ -300,7 +300,7 @@ def replica_routes(service: Service) -> list[HotRoute]:
         """Have the loop look at the processes now: a collective failed."""
         trial = store.trial(caller.trial_id)
         if caller.replica_id in trial.members and body.generation >= trial.generation:
-            service.loop.note_broken(caller.trial_id)
+            service.loop.observations.note_broken(caller.trial_id, service.clock())
         service.loop.wake()
 
     @hot.post("/hints", HintsBody)
@@ -328,7 +328,7 @@ def replica_routes(service: Service) -> list[HotRoute]:
         trial, now = store.trial(trial_id), service.clock()
         if hints.bounds is None or not service.measuring.take(trial_id, now, len(trial.members)):
             return None
-        return measurement(trial, hints, service.loop.latest_views.get(trial_id), now)
+        return measurement(trial, hints, service.loop.observer.latest_views.get(trial_id), now)
 
     @hot.post("/reports", ReportsBody)
     def reports(caller: ReplicaRecord, body: ReportsBody) -> None:

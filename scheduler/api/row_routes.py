@@ -90,7 +90,7 @@ def row_routes(service: Service, access: ClientAccess) -> APIRouter:
             expected = starts.get(record.trial_id)
             row = trial_row(
                 record,
-                view=service.loop.latest_views.get(record.trial_id),
+                view=service.loop.observer.latest_views.get(record.trial_id),
                 hints=hints.get(record.trial_id),
                 latest=latest.get(record.trial_id),
                 expected_start=None if expected is None or snapshot is None else snapshot.now + expected,

@@ -183,7 +183,7 @@ class Service:
         with self._changes_lock:
             try:
                 # Told at each look until they have saved.
-                changed = self._changes.look() | self.loop.asked_to_save.keys()
+                changed = self._changes.look() | self.loop.inheritance.asked.keys()
                 studies = self._studies_of(changed)
             except StoreUnavailable:
                 return

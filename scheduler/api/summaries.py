@@ -48,7 +48,7 @@ def brief(record: TrialRecord) -> dict[str, Any]:
 
 
 def live(service: Service, record: TrialRecord, hints: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    view = service.loop.latest_views.get(record.trial_id)
+    view = service.loop.observer.latest_views.get(record.trial_id)
     document = hints.get(record.trial_id)
     live: dict[str, Any] = {
         "slots": view.held_slots if view is not None else 0,

@@ -95,7 +95,7 @@ def trial_routes(service: Service, access: ClientAccess) -> APIRouter:
         return {
             **(brief(record) if reads_only else summary(record)),
             "emulated": service.site.emulated,
-            "kept_after": service.loop.kept_after(record),
+            "kept_after": service.loop.files.kept_after(record),
             # What code is run, with which arguments and secrets, is nothing for a display on the wall.
             "spec": None if reads_only else record.spec.to_json(),
             "history": [asdict(entry) for entry in store.history(trial_id)],
@@ -111,14 +111,15 @@ def trial_routes(service: Service, access: ClientAccess) -> APIRouter:
         access.trial_for(client, trial_id)
         most = max(0, min(most_bytes, MOST_LOG_BYTES))
         return [
-            {"replica_id": path.stem, "words": following(path, -1, most)[0]} for path in service.loop.logs(trial_id)
+            {"replica_id": path.stem, "words": following(path, -1, most)[0]}
+            for path in service.loop.files.logs(trial_id)
         ]
 
     @routes.get("/trials/{trial_id}/log/{replica_id}")
     def replica_log(client: Client, trial_id: str, replica_id: str, after: int = -1) -> dict[str, Any]:
         """Return what one replica printed from the byte ``after`` on, or the end of it; ``next`` is where to go on."""
         record = access.trial_for(client, trial_id)
-        for path in service.loop.logs(trial_id):
+        for path in service.loop.files.logs(trial_id):
             if path.stem == replica_id:
                 words, end = following(path, after, LOG_BYTES)
                 return {"words": words, "next": end, "over": record.state.is_final}

@@ -75,11 +75,11 @@ class Housekeeping:
             ended = record.finished_at
             if ended is not None and now - ended > self._settings.keep_ended_seconds:
                 self._store.remove(record.trial_id)
-                self._loop.forget_logs(record.trial_id)
+                self._loop.files.forget_logs(record.trial_id)
         self._store.following.forget_gone()
 
     def _show(self) -> None:
-        views = self._loop.latest_views
+        views = self._loop.observer.latest_views
         latest: dict[str, Report] = {}
         best: dict[str, float] = {}
         for study in self._store.studies():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from scheduler.loop.observations import Observations
 from scheduler.loop.settings import LoopSettings
 from scheduler.loop.starts import Starts
 from scheduler.loop.trial_files import TrialFiles
-from scheduler.snapshot import Policy, TrialView
+from scheduler.snapshot import Policy
 from trials.errors import StoreUnavailable, UnknownTrial
 from trials.launch.base import Launcher
 from trials.record import Reason, ReplicaRecord, TrialRecord
@@ -54,22 +54,22 @@ class ControlLoop:
         self.last_tick_seconds = 0.0
         """Seconds of the last pass, what is done after it included."""
         self._containment = Containment(self._give_up)
-        self._observer = Observer(store, launcher)
+        self.observer = Observer(store, launcher)
         self._backoff = Backoff()
-        self.decisions = Decisions(policy, self._observer, self._backoff, every_seconds=settings.decide_every_seconds)
+        self.decisions = Decisions(policy, self.observer, self._backoff, every_seconds=settings.decide_every_seconds)
         journal = Journal(store, policy)
-        self._liveness = Liveness(launcher, journal, monotonic, settings.silence_seconds)
-        self._files = TrialFiles(settings.state_dir, store, launcher, monotonic, one_machine=settings.one_machine)
-        self._inheritance = Inheritance(store, self._files, journal, on_release=lambda: self.decisions.decide_anew())
-        starts = Starts(store, launcher, journal, self._backoff, self._files, settings)
-        self._observations = Observations(
+        self.liveness = Liveness(launcher, journal, monotonic, settings.silence_seconds)
+        self.files = TrialFiles(settings.state_dir, store, launcher, monotonic, one_machine=settings.one_machine)
+        self.inheritance = Inheritance(store, self.files, journal, on_release=lambda: self.decisions.decide_anew())
+        starts = Starts(store, launcher, journal, self._backoff, self.files, settings)
+        self.observations = Observations(
             store,
             launcher,
             journal,
             self._backoff,
-            self._files,
+            self.files,
             starts,
-            self._liveness,
+            self.liveness,
             deaf_until=clock(),
             on_loss=self._decide_on_loss_or_end,
         )
@@ -78,21 +78,21 @@ class ControlLoop:
             launcher,
             journal,
             self._backoff,
-            self._files,
+            self.files,
             starts,
-            self._observations,
-            self._observer,
+            self.observations,
+            self.observer,
             settings,
         )
         self._lifecycle = Lifecycle(
-            store, journal, self._backoff, self._files, self._observations, self._observer, on_end=self._note_end
+            store, journal, self._backoff, self.files, self.observations, self.observer, on_end=self._note_end
         )
         self.thread = LoopThread(self.tick, may_act=settings.may_act, on_deaf=self._note_deafness, monotonic=monotonic)
 
     # ------------------------------------------------------------------ running
 
     def start(self) -> None:
-        self._files.settle_ended()
+        self.files.settle_ended()
         self.thread.start()
 
     @property
@@ -107,7 +107,7 @@ class ControlLoop:
         self.thread.stop()
 
     def _note_deafness(self) -> None:
-        self._observations.note_deafness(self._clock())
+        self.observations.note_deafness(self._clock())
 
     # ------------------------------------------------------------------ one pass
 
@@ -115,13 +115,13 @@ class ControlLoop:
         """Look, decide and act once; every step re-reads what the one before it may have changed."""
         began = time.perf_counter()
         now = self._clock()
-        self._observations.look(now)
+        self.observations.look(now)
         for trial in self._store.trials(live_only=True):
             with self._containment.around(trial, "advance"):
                 self._lifecycle.advance(trial, now)
             if trial.spec.parent_epoch:
                 with self._containment.around(trial, "inherit"):
-                    self._inheritance.is_settled(trial, now)
+                    self.inheritance.is_settled(trial, now)
         due = self.decisions.take_due(now)
         trials = self._store.trials(live_only=True)
         if due:
@@ -140,9 +140,9 @@ class ControlLoop:
     def _may_start(self, trial: TrialRecord, now: float) -> bool:
         """Tell whether a trial may start: its parent's state is there, or comes while its replicas start."""
         try:
-            settled = self._inheritance.is_settled(trial, now)
+            settled = self.inheritance.is_settled(trial, now)
             comes_soon = self._settings.shares_files and not trial.spec.parent_epoch
-            return settled or (comes_soon and trial.spec.parent in self._inheritance.asked)
+            return settled or (comes_soon and trial.spec.parent in self.inheritance.asked)
         except ParentStateMissing as error:
             self._give_up(trial, Reason(code="parent_state_missing", sentence=str(error)))
             return False
@@ -156,26 +156,10 @@ class ControlLoop:
 
     def _note_end(self, trial_id: str) -> None:
         self._executor.forget(trial_id)
-        self._inheritance.forget(trial_id)
+        self.inheritance.forget(trial_id)
         self._decide_on_loss_or_end()
 
     # ------------------------------------------------------------------ what it is told, by any thread
-
-    def note_contact(self, replica_id: str) -> None:
-        """Note that the replica has just called."""
-        self._liveness.note(replica_id)
-
-    def note_leaving(self, replica_id: str) -> None:
-        """Note that whoever runs its machine has told the replica to end."""
-        self._observations.note_leaving(replica_id)
-
-    def note_broken(self, trial_id: str) -> None:
-        """Note that a replica of this trial waits for the others that are left, because a collective failed."""
-        self._observations.note_broken(trial_id, self._clock())
-
-    def note_whole(self, trial_id: str) -> None:
-        """Note that the trial's replicas train together."""
-        self._observations.note_whole(trial_id)
 
     def end_replica(self, replica: ReplicaRecord) -> None:
         """End a replica now; from the shutdown path, after its time to save is over."""
@@ -185,16 +169,12 @@ class ControlLoop:
 
     def forget_trial(self, trial_id: str) -> None:
         """Forget a trial that ended long ago, and that the store has forgotten."""
-        self._files.forget_logs(trial_id)
-        self._files.forget_checkpoints(trial_id)
-        self._observer.forget(trial_id)
+        self.files.forget_logs(trial_id)
+        self.files.forget_checkpoints(trial_id)
+        self.observer.forget(trial_id)
         self._backoff.forget(trial_id)
         self._lifecycle.forget(trial_id)
         self._containment.forget(trial_id)
-
-    def forget_logs(self, trial_id: str) -> None:
-        """Forget what the trial's replicas printed."""
-        self._files.forget_logs(trial_id)
 
     # ------------------------------------------------------------------ what it shows
 
@@ -207,7 +187,7 @@ class ControlLoop:
         """Return the file with a replica's output; None if it is not known. Callable from any thread."""
         trial_id = replica_id.rpartition("-")[0]
         rows = self._store.replicas(trial_id=trial_id, live_only=False)
-        return next((self._files.log(row) for row in rows if row.replica_id == replica_id), None)
+        return next((self.files.log(row) for row in rows if row.replica_id == replica_id), None)
 
     def checkpoints_of(self, trial_id: str) -> Path | None:
         """Return the folder of a trial's checkpoints; None where nobody wants them. Callable from any thread."""
@@ -215,33 +195,11 @@ class ControlLoop:
             is_over = self._store.trial(trial_id).state.is_final
         except UnknownTrial:
             return None
-        return None if is_over else self._files.checkpoint_dir(trial_id)
-
-    def has_state(self, trial_id: str) -> bool:
-        """Tell whether a trial could begin with what this one has saved. Callable from any thread."""
-        return self._files.has_state(trial_id)
-
-    def kept_after(self, trial: TrialRecord) -> list[int]:
-        """Return the epochs after which the trial's state was kept. Callable from any thread."""
-        return self._files.kept_after(trial)
+        return None if is_over else self.files.checkpoint_dir(trial_id)
 
     def trains(self, trial_id: str) -> bool:
         """Tell whether a replica that starts now gets the trial's state from others. Callable from any thread."""
         return bool(self._store.trial(trial_id).members)
-
-    def logs(self, trial_id: str) -> list[Path]:
-        """Files with what a trial's replicas printed, oldest first. Callable from any thread."""
-        return self._files.logs(trial_id)
-
-    @property
-    def asked_to_save(self) -> Mapping[str, str]:
-        """Return the trials whose replicas are to save now, each with the mark of the request."""
-        return self._inheritance.asked
-
-    @property
-    def latest_views(self) -> Mapping[str, TrialView]:
-        """Return the last tick's view of each live trial, for display only."""
-        return self._observer.latest_views
 
 
 logger = logging.getLogger(__name__)

@@ -20,6 +20,7 @@ from dist_core.generations.running_sums import RunningSums
 from dist_core.generations.step_record import Standing, StepRecord
 from dist_core.generations.step_vote import StepVote, Voter
 from dist_core.goodput import BatchBounds
+from dist_core.life import Life
 from dist_core.link.news import News
 from dist_core.state.memory_limit import MemoryLimit
 from dist_core.state.persistence import Persistence
@@ -30,7 +31,7 @@ from dist_core.trial.batch_agreement import BatchAgreement
 from dist_core.trial.chosen_layout import ChosenLayout
 from dist_core.trial.current import get_core, presenting, reset_core
 from dist_core.trial.departure import Departure, Leaving
-from dist_core.trial.healing import Heal
+from dist_core.trial.healing import Healing
 from dist_core.trial.pacing import LoopHabits
 from dist_core.trial.replica import Replica
 from dist_core.trial.rollback import Rollback
@@ -58,6 +59,9 @@ class OffersOnce:
     def break_off_superseded(self) -> None:
         pass
 
+    def group_needs(self) -> GroupNeeds:
+        return GroupNeeds()
+
 
 def test_one_that_nobody_but_a_lost_replica_has_let_in_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others, who would give it the trial's state once more, are not kept waiting."""
@@ -70,10 +74,11 @@ def test_one_that_nobody_but_a_lost_replica_has_let_in_ends(monkeypatch: pytest.
         PublishedGeneration(number=4, members=("a", "j"), nodes=("n", "n"), join_epoch=2), group, as_joiner=True
     )
     news = cast("News", SimpleNamespace(announce=lambda path, body: said.append(path)))
-    heal = Heal(present, cast("Membership", OffersOnce(offer)), news)
+    nobody = cast("Any", None)
+    healing = Healing(present, cast("Membership", OffersOnce(offer)), news, nobody, nobody, Life())
     with pytest.raises(PeerLost, match="the replica that let this one join has vanished"):
-        heal.wait_and_meet(cast("Any", None), reason="c is gone", enter=lambda healed: None)
-    assert (broken, said) == ([group], ["/broken"])
+        healing.heal(in_step=False)
+    assert (broken[-1], said) == (group, ["/broken"])
 
 
 # --------------------------------------------------------------------- the present generation

@@ -97,7 +97,7 @@ def test_a_change_under_way_is_not_decided_anew(bench: Bench) -> None:
     bench.tick(20)
     # The other one is on its node, so that it goes to the other node with both replicas, and leaves its slot then.
     joiners = {row.replica_id for row in bench.store.replicas(trial_id=trial_id) if row.launch_index > 0}
-    view = bench.loop.latest_views[trial_id]
+    view = bench.loop.observer.latest_views[trial_id]
     assert len(joiners) == 2
     assert (view.held_slots, view.can_rescale, view.steps_measured) == (2, False, 0)
     bench.tick(20)
@@ -222,17 +222,17 @@ def test_what_was_learned_of_a_study_is_forgotten_and_learned_again(bench: Bench
     bench.tick(3)
     bench.store.set_outcome(trial_id, Outcome(kind="value", value=1.0))
     bench.tick(3)
-    learned = bench.loop._observer._histories
+    learned = bench.loop.observer._histories
     assert learned["s"].fraction(trial_id) > 0.0
     bench.tick(2, seconds=IDLE_SECONDS + 1.0)
     bench.submit(study="other")
     bench.tick()
     assert "s" not in learned
-    assert "s" not in bench.loop._observer._coming._studies
+    assert "s" not in bench.loop.observer._coming._studies
     later = bench.submit(1)
     bench.tick()
     assert learned["s"].fraction(trial_id) > 0.0
-    assert bench.loop.latest_views[later].model is not None
+    assert bench.loop.observer.latest_views[later].model is not None
 
 
 def test_the_quota_of_a_study_that_was_there_beforehand_is_for_all_that_are_called_so(bench: Bench) -> None:
@@ -242,7 +242,8 @@ def test_the_quota_of_a_study_that_was_there_beforehand_is_for_all_that_are_call
     first, second, other = bench.submit(study="resnet-1"), bench.submit(study="resnet-2"), bench.submit(study="s")
     bench.tick()
     quotas = {
-        trial: [(each.name, each.slots) for each in view.quotas] for trial, view in bench.loop.latest_views.items()
+        trial: [(each.name, each.slots) for each in view.quotas]
+        for trial, view in bench.loop.observer.latest_views.items()
     }
     shared = ("study resnet", 3)
     assert quotas == {first: [("study resnet-1", 2), shared], second: [shared], other: []}

@@ -52,12 +52,12 @@ def test_a_parent_that_trains_is_asked_to_save_and_its_child_waits_for_that(benc
     save(bench, parent, 1)
     child = child_of(bench, parent)
     bench.tick(4)
-    assert bench.loop.asked_to_save == {parent: "after checkpoint-00000001"}
+    assert bench.loop.inheritance.asked == {parent: "after checkpoint-00000001"}
     assert bench.store.replicas(trial_id=child) == []
     assert "waits until its parent" in bench.trial(child).reason.sentence
     save(bench, parent, 2)
     bench.tick(2)
-    assert bench.loop.asked_to_save == {}
+    assert bench.loop.inheritance.asked == {}
     assert state_of(bench, child) == "state 2 of part 0"
     manifest = bench.folder / "checkpoints" / child / "checkpoint-00000001" / "manifest.json"
     assert json.loads(manifest.read_text())["summary"] == {"epoch": 2, "left": True, "parts": 1, "parent": parent}
@@ -113,7 +113,7 @@ def test_on_one_machine_a_child_starts_while_its_parent_saves(bench: Bench) -> N
     child = child_of(bench, parent)
     bench.tick(2)
     assert len(bench.store.replicas(trial_id=child)) == 1
-    assert bench.loop.asked_to_save == {parent: "after none"}
+    assert bench.loop.inheritance.asked == {parent: "after none"}
     save(bench, parent, 1)
     bench.tick()
     assert state_of(bench, child) == "state 1 of part 0"
@@ -159,12 +159,12 @@ def test_a_kept_state_outlives_its_trial_and_the_one_at_its_end_is_taken(bench: 
     save(bench, parent, 7, folder="ended")
     bench.store.set_outcome(parent, Outcome(kind="value", value=1.0))
     bench.tick(2)
-    assert bench.loop.has_state(parent)
+    assert bench.loop.files.has_state(parent)
     child = child_of(bench, parent)
     bench.tick(2)
     assert state_of(bench, child) == "state 7 of part 0"
     bench.loop.forget_trial(parent)
-    assert not bench.loop.has_state(parent)
+    assert not bench.loop.files.has_state(parent)
 
 
 @pytest.mark.parametrize(("ends", "words"), [(True, "no state of it was kept"), (False, "does not use dist_core")])
@@ -207,8 +207,10 @@ def test_a_branch_has_no_slots_until_the_epochs_that_it_shares_are_trained(bench
     bench.tick(3)
     assert bench.trial(branch).hold == f"waits until {parent} has trained the 3 epochs that they share"
     assert bench.store.replicas(trial_id=branch) == []
-    assert bench.loop.latest_views[branch].held
-    assert bench.loop.asked_to_save == {parent: "after checkpoint-00000001"}, "the other one begins where it stands now"
+    assert bench.loop.observer.latest_views[branch].held
+    assert bench.loop.inheritance.asked == {parent: "after checkpoint-00000001"}, (
+        "the other one begins where it stands now"
+    )
     save(bench, parent, 1, folder="after-3")
     bench.tick()
     assert bench.trial(branch).hold is None
@@ -225,8 +227,8 @@ def test_a_state_on_the_way_outlives_its_trial_and_nothing_else_does(bench: Benc
     bench.store.set_outcome(parent, Outcome(kind="pruned", message=""))
     bench.tick(2)
     assert [path.name for path in (bench.folder / "checkpoints" / parent).iterdir()] == ["after-3"]
-    assert bench.loop.kept_after(bench.trial(parent)) == [3]
-    assert not bench.loop.has_state(parent)
+    assert bench.loop.files.kept_after(bench.trial(parent)) == [3]
+    assert not bench.loop.files.has_state(parent)
     bench.loop = bench.new_loop()
     bench.loop.start()
     bench.loop.stop()

@@ -155,7 +155,7 @@ class World:
                         join_epoch=epoch,
                         retry_join=False,
                     )
-                self.loop.note_contact(row.replica_id)
+                self.loop.liveness.note(row.replica_id)
             if trial.switching and trial.entered < trial.published:
                 stay = set(trial.published_members)
                 if stay <= {row.replica_id for row in mine}:

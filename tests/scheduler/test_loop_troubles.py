@@ -59,11 +59,11 @@ def test_a_replica_that_falls_silent_is_ended_and_a_clock_that_jumps_ends_nobody
     trial_id = bench.submit(min_replicas=2)
     bench.train(trial_id)
     replica, other = bench.store.replicas()
-    bench.loop.note_contact(replica.replica_id)
+    bench.loop.liveness.note(replica.replica_id)
     bench.now += 3600.0
     bench.jumped += 3600.0
     for _ in range(25):
-        bench.loop.note_contact(other.replica_id)
+        bench.loop.liveness.note(other.replica_id)
         assert bench.launcher.stopped == []
         bench.tick(seconds=2.0)
         if bench.launcher.stopped:
@@ -77,7 +77,7 @@ def test_a_silent_replica_that_is_alone_is_left_alone_and_told_of_once(bench: Be
     trial_id = bench.submit(max_replicas=1)
     bench.train(trial_id)
     [replica] = bench.store.replicas()
-    bench.loop.note_contact(replica.replica_id)
+    bench.loop.liveness.note(replica.replica_id)
     bench.tick(100, seconds=2.0)
     assert bench.launcher.stopped == []
     [told] = [entry for entry in bench.store.history(trial_id) if entry.reason.code == "silent"]

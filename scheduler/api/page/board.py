@@ -180,7 +180,7 @@ class Board:
             self._row_fingerprints[record.trial_id] = seen
             row = trial_row(
                 record,
-                view=self._service.loop.latest_views.get(record.trial_id),
+                view=self._service.loop.observer.latest_views.get(record.trial_id),
                 hints=hints.get(record.trial_id),
                 latest=self._latest.get(record.trial_id),
                 expected_start=self._expected.get(record.trial_id),
@@ -203,7 +203,7 @@ class Board:
         """Return the objects that a row is made of, which are replaced when they change."""
         if record.state.is_final:
             return record, None, None, None, self._latest.get(record.trial_id), None
-        view = self._service.loop.latest_views.get(record.trial_id)
+        view = self._service.loop.observer.latest_views.get(record.trial_id)
         return (
             record,
             hints.get(record.trial_id),

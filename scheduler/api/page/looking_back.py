@@ -51,7 +51,7 @@ def looking_back_routes(service: Service, access: ClientAccess) -> APIRouter:
         return {
             "trial": trial_row(
                 record,
-                view=service.loop.latest_views.get(trial_id),
+                view=service.loop.observer.latest_views.get(trial_id),
                 hints=None if record.state.is_final else hints,
                 latest=latest[-1] if latest else None,
                 for_reader=client.access is Access.READ,
