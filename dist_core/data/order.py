@@ -64,7 +64,33 @@ def divide(taken: Indices, *, rank: int, world_size: int, accumulation: int, lea
     )
 
 
-class ElasticCursor:
+class Cursor:
+    """Position within the current pass over data of any kind."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+        self.position = 0
+        self.left = False
+        """True if the loop over the present pass was left before its end: the next loop begins a new pass."""
+
+    def begin_loop(self) -> None:
+        if self.left and self.position:
+            self.end_pass()
+        self.left = False
+
+    def end_pass(self) -> None:
+        self.passes += 1
+        self.position = 0
+        self.left = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"passes": self.passes, "position": self.position, "left": self.left}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.passes, self.position, self.left = state["passes"], state["position"], bool(state["left"])
+
+
+class ElasticCursor(Cursor):
     """Position within the current pass over ``num_samples`` samples.
 
     ``draw`` answers with the order of the pass of a given number, ``num_samples`` indices, the same whenever it is
@@ -76,20 +102,12 @@ class ElasticCursor:
     ) -> None:
         if num_samples < 1:
             raise InvalidTraining(f"the dataset has {num_samples} samples; it needs at least 1")
+        super().__init__()
         self.num_samples = num_samples
         self.shuffle = shuffle
         self.seed = seed
-        self.passes = 0
-        self.position = 0
-        self.left = False
-        """True if the loop over the present pass was left before its end: the next loop begins a new pass."""
         self._draw = draw
         self._order: tuple[int, Indices] | None = None
-
-    def begin_loop(self) -> None:
-        if self.left and self.position:
-            self.end_pass()
-        self.left = False
 
     def ahead(self) -> ElasticCursor:
         """Return a copy to plan with, which may run ahead of this one."""
@@ -145,62 +163,33 @@ class ElasticCursor:
         self.end_pass()
         return True
 
-    def end_pass(self) -> None:
-        self.passes += 1
-        self.position = 0
-        self.left = False
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "seed": self.seed, "num_samples": self.num_samples}
 
-    def state_dict(self) -> dict[str, int]:
-        return {
-            "passes": self.passes,
-            "position": self.position,
-            "left": self.left,
-            "seed": self.seed,
-            "num_samples": self.num_samples,
-        }
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["num_samples"] != self.num_samples:
             raise InvalidTraining(
                 f"the trial has trained on a dataset of {state['num_samples']} samples, and this loader's has "
                 f"{self.num_samples}; train on the same data in all epochs and runs, or start a new trial"
             )
-        self.passes, self.position, self.seed = state["passes"], state["position"], state["seed"]
-        self.left = bool(state["left"])
+        super().load_state_dict(state)
+        self.seed = state["seed"]
         self._order = None
 
 
-class StreamCursor:
+class StreamCursor(Cursor):
     """Position within the current pass over a stream, whose end is known only when it is reached."""
-
-    def __init__(self) -> None:
-        self.passes = 0
-        self.position = 0
-        self.left = False
-
-    def begin_loop(self) -> None:
-        if self.left and self.position:
-            self.end_pass()
-        self.left = False
 
     def commit(self, taken: int) -> None:
         self.position += taken
 
-    def end_pass(self) -> None:
-        self.passes += 1
-        self.position = 0
-        self.left = False
-
-    def state_dict(self) -> dict[str, int]:
-        return {"passes": self.passes, "position": self.position, "left": self.left}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         if "positions" in state:
             raise InvalidTraining(
                 "the trial has read the stream in parts, with several data workers per replica, but num_workers is "
                 "0 or 1 here; use as many data workers as before, and at least 2 on every replica"
             )
-        self.passes, self.position, self.left = state["passes"], state["position"], bool(state["left"])
+        super().load_state_dict(state)
 
 
 def evaluation_share(num_samples: int, *, rank: int, world_size: int, batch: int) -> Sequence[int]:
@@ -261,13 +250,11 @@ class LoadedStep:
     measures: bool
 
 
-class PartedCursor:
+class PartedCursor(Cursor):
     """Position within the current pass over a stream in parts."""
 
     def __init__(self) -> None:
-        self.passes = 0
-        self.position = 0
-        self.left = False
+        super().__init__()
         self.positions: list[int] = []
         """Samples of each part that count; no parts before the pass is divided."""
         self.ended: list[bool] = []
@@ -285,11 +272,6 @@ class PartedCursor:
     @property
     def is_over(self) -> bool:
         return all(self.ended)
-
-    def begin_loop(self) -> None:
-        if self.left and self.position:
-            self.end_pass()
-        self.left = False
 
     def divide(self, world_size: int, workers: int) -> None:
         """Give the parts to so many replicas; nothing changes when they are divided among as many.
@@ -333,16 +315,13 @@ class PartedCursor:
 
     def end_pass(self) -> None:
         """End this pass without what is left of it; the next one is divided anew."""
-        self.passes += 1
-        self.position = self.world_size = self.first_world_size = 0
-        self.left = False
+        super().end_pass()
+        self.world_size = self.first_world_size = 0
         self.positions, self.ended, self.owners = [], [], []
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "passes": self.passes,
-            "position": self.position,
-            "left": self.left,
+            **super().state_dict(),
             "positions": list(self.positions),
             "ended": list(self.ended),
             "owners": list(self.owners),
@@ -356,7 +335,7 @@ class PartedCursor:
                 "the trial has read the stream as a whole, but num_workers is 2 or more here, so that each data "
                 "worker would read a part of it; use num_workers=1 on all replicas"
             )
-        self.passes, self.position, self.left = state["passes"], state["position"], bool(state["left"])
+        super().load_state_dict(state)
         self.positions, self.ended = list(state["positions"]), list(state["ended"])
         self.owners, self.world_size = list(state["owners"]), state["world_size"]
         self.first_world_size = state["first_world_size"]

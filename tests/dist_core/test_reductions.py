@@ -16,7 +16,7 @@ from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs
 from dist_core.data.order import ElasticCursor
 from dist_core.gradients import bucket_reducer
 from dist_core.gradients.reduce import STRATEGIES, reduction_strategy
-from dist_core.gradients.reduce.power_sgd import PowerSGD
+from dist_core.gradients.reduce.strategies import PowerSGD
 from dist_core.torch_private import HashStore, layout_of_buckets, replace_process_group
 from dist_core.trial.current import get_core, reset_core
 from tests.support.habits import hear

@@ -14,7 +14,7 @@ from tests.support.nni_experiment import NniExperiment
 
 nni = pytest.importorskip("nni")
 
-from tuner_bridge.nni import evaluations  # noqa: E402  # it imports nni
+from tuner_bridge.nni import evaluations  # noqa: E402  # what it reports to needs nni
 
 LOSS = {"eval_loss": 0.5, "eval_accuracy": 0.9, "eval_runtime": 1.0}
 
@@ -39,7 +39,7 @@ class Channel:
 @pytest.fixture
 def channel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Channel]:
     made = Channel()
-    monkeypatch.setattr(evaluations, "present_channel", lambda: made)
+    monkeypatch.setattr("tuner_bridge.nni.channel.present_channel", lambda: made)
     monkeypatch.setattr(nni, "report_intermediate_result", made.results.append)
     monkeypatch.setattr(nni, "report_final_result", made.report_final)
     monkeypatch.setattr(nni, "get_current_parameter", lambda: {"x": 1})

@@ -1,19 +1,20 @@
 """A trainer's evaluations, told to NNI as the trial's results where its code tells none itself.
 
 That shows at the second evaluation, before which the first one waits. The state is the trial's: what has been told is
-not told again after a restart, and a replica that joins counts as the others do.
+not told again after a restart, and a replica that joins counts as the others do. NNI's package is loaded no sooner than
+a trainer evaluates: few scripts have one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-import nni
+from typing import TYPE_CHECKING, Any
 
 from dist_core.trial.current import get_core
 from tuner_bridge.in_replica.evaluations import objective_in, warn_of_no_objective
-from tuner_bridge.nni.channel import present_channel
+
+if TYPE_CHECKING:
+    from tuner_bridge.nni.channel import ElasticChannel
 
 STATE = "nni-evaluations"
 
@@ -29,6 +30,8 @@ class Evaluations:
         self._has_warned = False
 
     def __call__(self, metrics: Mapping[str, float], step: int, chosen: str | None) -> None:
+        import nni
+
         registry = get_core().registry
         if not registry.has(STATE):
             registry.register(STATE, self)
@@ -51,13 +54,15 @@ class Evaluations:
 
     def end(self) -> None:
         """Report the last evaluation as the final result, if the script has ended without one."""
-        if self._last is None or self._code_tells_results() or present_channel().finals:
+        if self._last is None or self._code_tells_results() or _channel().finals:
             return
+        import nni
+
         self._tell_held()
         nni.report_final_result(self._last)
 
     def _code_tells_results(self) -> bool:
-        return present_channel().counted > self._told
+        return _channel().counted > self._told
 
     def _tell_held(self) -> None:
         if self._held is not None:
@@ -65,7 +70,9 @@ class Evaluations:
             self._tell(held)
 
     def _tell(self, value: float) -> None:
-        channel = present_channel()
+        import nni
+
+        channel = _channel()
         before = channel.counted
         nni.report_intermediate_result(value)
         self._told += channel.counted - before
@@ -76,3 +83,9 @@ class Evaluations:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._held, self._last, self._told = state["held"], state["last"], state["told"]
+
+
+def _channel() -> ElasticChannel:
+    from tuner_bridge.nni.channel import present_channel
+
+    return present_channel()

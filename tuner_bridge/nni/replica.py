@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from dist_core.hooks import listen_to_metrics
 from dist_core.link.environment import ReplicaEnvironment
@@ -14,9 +14,7 @@ from dist_core.trial.plain_replica import Participant
 from tuner_bridge.in_replica.commands import run_process
 from tuner_bridge.in_replica.run import run_replica, tell_value
 from tuner_bridge.in_replica.scripts import Script
-
-if TYPE_CHECKING:
-    from tuner_bridge.nni.evaluations import Evaluations
+from tuner_bridge.nni.evaluations import Evaluations
 
 _CHANNEL_MODULE = "tuner_bridge.nni.channel"
 CHANNEL = f"import://{_CHANNEL_MODULE}.ElasticChannel"
@@ -31,36 +29,17 @@ def _prepare(core: Participant, document: Mapping[str, Any]) -> Callable[[], Any
     os.environ.update(_nni_environ(document["payload"]["nni"], core.environment))
     _take_exits_for_ends(core)
     script = Script.from_json(document["payload"]["script"])
-    listener = _Listener(minimises=document["payload"]["nni"]["direction"] == "minimize")
-    listen_to_metrics(listener)
+    evaluations = Evaluations(minimises=document["payload"]["nni"]["direction"] == "minimize")
+    listen_to_metrics(evaluations)
 
     def run() -> None:
         try:
             script.run()
-            listener.end()
+            evaluations.end()
         finally:
             _flush_results()
 
     return run
-
-
-class _Listener:
-    """Loads NNI's package no sooner than a trainer evaluates: few scripts have one."""
-
-    def __init__(self, *, minimises: bool) -> None:
-        self._minimises = minimises
-        self._evaluations: Evaluations | None = None
-
-    def __call__(self, metrics: Mapping[str, float], step: int, chosen: str | None) -> None:
-        if self._evaluations is None:
-            from tuner_bridge.nni.evaluations import Evaluations
-
-            self._evaluations = Evaluations(minimises=self._minimises)
-        self._evaluations(metrics, step, chosen)
-
-    def end(self) -> None:
-        if self._evaluations is not None:
-            self._evaluations.end()
 
 
 def _flush_results() -> None:

@@ -8,11 +8,15 @@ from typing import Any
 import torch
 
 from dist_core.errors import InvalidTraining
-from dist_core.gradients.reduce.all_reduces import HalfPrecision, PlainAllReduce, RoundRobin
 from dist_core.gradients.reduce.contract import Bucket, ReducedBucket, ReductionStrategy, completed
-from dist_core.gradients.reduce.hierarchical import Hierarchical
-from dist_core.gradients.reduce.power_sgd import PowerSGD
-from dist_core.gradients.reduce.sharded import Sharded
+from dist_core.gradients.reduce.strategies import (
+    HalfPrecision,
+    Hierarchical,
+    PlainAllReduce,
+    PowerSGD,
+    RoundRobin,
+    Sharded,
+)
 
 STRATEGIES: dict[str, Callable[..., ReductionStrategy]] = {
     "all_reduce": PlainAllReduce,

@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping
 from scheduler.allocation.groups import assign_by_room
 from scheduler.policy import POLICIES, policy_by_name
 from scheduler.policy.constrained import ConstrainedPolicy
-from scheduler.simulator.rivals.asha_static import AshaStaticPolicy
-from scheduler.simulator.rivals.optimus import OptimusPolicy
+from scheduler.simulator.rivals.in_order import AshaStaticPolicy, OptimusPolicy, TiresiasPolicy
 from scheduler.simulator.rivals.pollux import PolluxPolicy, PolluxSearchPolicy
 from scheduler.simulator.rivals.sia import SiaPolicy, assign_by_programme
-from scheduler.simulator.rivals.tiresias import TiresiasPolicy
 from scheduler.snapshot import Policy
 
 RIVALS: Mapping[str, Callable[[], Policy]] = {
