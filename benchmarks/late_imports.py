@@ -7,6 +7,7 @@ The limits are those of two cores; importing torch alone takes a process 3 s the
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import statistics
@@ -24,16 +25,43 @@ from tuner_bridge import optimize
 
 SLOTS, LATER = 16, 8
 EMULATED = "4x4:resnet50-imagenet@3.5"
-LIBRARIES = ("torch", "transformers", "lightning")
 MOST_SECONDS, MOST_CPU_SECONDS = 10.0, 0.5
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def imports_late(trial: optuna.Trial) -> float:
-    import importlib
+def with_torch(trial: optuna.Trial) -> float:
+    import torch  # noqa: F401
 
-    for name in os.environ["LATE_IMPORTS"].split(","):
-        importlib.import_module(name)
+    return trains(trial)
+
+
+def with_transformers(trial: optuna.Trial) -> float:
+    import transformers  # noqa: F401
+
+    return trains(trial)
+
+
+def with_lightning(trial: optuna.Trial) -> float:
+    import lightning  # noqa: F401
+
+    return trains(trial)
+
+
+def with_a_helper(trial: optuna.Trial) -> float:
+    """Import behind other lines: what that brings is known once the first replica trains."""
+    importlib.import_module("transformers")
+    return trains(trial)
+
+
+OBJECTIVES = {
+    "torch": with_torch,
+    "transformers": with_transformers,
+    "lightning": with_lightning,
+    "transformers in a helper": with_a_helper,
+}
+
+
+def trains(trial: optuna.Trial) -> float:
     import torch
     from torch.utils.data import TensorDataset
 
@@ -57,15 +85,15 @@ def imports_late(trial: optuna.Trial) -> float:
     return weight
 
 
-def sweep(libraries: str) -> dict[str, Any]:
+def sweep(name: str) -> dict[str, Any]:
     """Run the sweep, in a process of its own that has imported none of the libraries."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        os.environ |= {"LATE_IMPORTS": libraries, "LATE_FOLDER": folder}
+        os.environ["LATE_FOLDER"] = folder
         began = time.time()
         optimize(
             optuna.create_study(),
-            imports_late,
+            OBJECTIVES[name],
             n_trials=SLOTS + LATER,
             n_jobs=SLOTS,
             max_replicas=1,
@@ -81,7 +109,7 @@ def sweep(libraries: str) -> dict[str, Any]:
 
 def measure() -> list[Measurement]:
     rows = []
-    for library in LIBRARIES:
+    for library in OBJECTIVES:
         words = [sys.executable, "-m", "benchmarks.late_imports", library]
         environ = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True, check=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -405,3 +407,31 @@ def test_a_function_of_a_module_goes_by_name_and_installed_packages_are_imported
     assert "pytest" in template.preload
     assert not [name for name in template.preload[:-1] if name.startswith("tuner_bridge")]
     assert set(template.code) == set(template.contents)
+
+
+def imports_first(trial: object) -> float:
+    """Import within itself, as many objectives do."""
+    import json
+
+    import hypothesis.strategies  # noqa: F401
+    from rich import box  # noqa: F401
+
+    value = float(json.loads("1"))
+    import schemathesis  # noqa: F401
+
+    return value
+
+
+class Tunes:
+    def __call__(self, trial: object) -> float:
+        import hypothesis.strategies  # noqa: F401
+        from rich import box  # noqa: F401
+
+        return 1.0
+
+
+@pytest.mark.parametrize("made", [imports_first, functools.partial(imports_first), Tunes()])
+def test_what_an_objectives_body_begins_by_importing_is_imported_beforehand(made: Callable[[object], float]) -> None:
+    preload = template_of(made, 1, 1).preload
+    assert {"hypothesis.strategies", "rich"} <= set(preload)
+    assert not {"json", "schemathesis"} & set(preload)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+import importlib.util
+import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -84,7 +89,7 @@ def template_of(
         _checked(objective)
         code = pickled(objective, "the objective", None if study is None else (study, NamedStudy))
         payload["objective"] = code.shipped.to_json()
-        preload = _installed(code.modules)
+        preload = (*_installed(code.modules), *_imported_first(objective))
         if "torch" in sys.modules:
             # The script, or what that imports, is what has brought it into this process.
             preload = (*preload, "torch")
@@ -126,6 +131,41 @@ def _installed(names: Iterable[str]) -> tuple[str, ...]:
             uses = [value for key, value in vars(module).items() if not key.startswith("__")]
             waiting += [each for each in map(_home_of, uses) if each is not None]
     return tuple(sorted(name for name in installed if not name.startswith("_")))
+
+
+def _imported_first(objective: Callable[[Any], Any]) -> Iterator[str]:
+    """Yield modules of installed packages with whose imports the objective's body begins.
+
+    Later ones are left to its replicas: what comes before them may decide what they find.
+    """
+    function: Any = objective
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not inspect.isroutine(function):
+        function = type(function).__call__
+    try:
+        found = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    except (OSError, TypeError, SyntaxError):
+        return
+    for statement in getattr(found, "body", ()):
+        if isinstance(statement, ast.Import):
+            names = [each.name for each in statement.names]
+        elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
+            names = [statement.module]
+        elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+            continue
+        else:
+            return
+        yield from (name for name in names if _is_installed(package_of(name)))
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        spec = None if package in OUR_PACKAGES else importlib.util.find_spec(package)
+    except ValueError:
+        # A module of the driver's own making, such as ``__main__``.
+        return False
+    return spec is not None and lies_among_installed(spec.origin or "")
 
 
 def _home_of(value: Any) -> str | None:
