@@ -36,6 +36,8 @@ from trials.record import ReplicaRecord
 STATUS_SECONDS = 3.0
 """Seconds that a process may be gone before it is reported without its exit status."""
 
+LOOK_SECONDS = 1.0
+"""Between two looks at a process whose end is told of, should nobody be left to tell."""
 STRANGERS_SECONDS = 5.0
 """Between two looks at who works on the GPUs."""
 
@@ -83,6 +85,8 @@ class LocalLauncher(Launcher):
         """Replica that each process of this launcher is, or was last."""
         self._started_pids: dict[int, float | None] = {}
         """Processes that this launcher started, with the time at which they were first seen to be gone."""
+        self._looked_at: dict[int, float] = {}
+        """Time at which each of those was last seen to run."""
         self._lock = threading.Lock()
         self.servers: ForkServers | None = None
         """None where each replica starts cold."""
@@ -209,13 +213,14 @@ class LocalLauncher(Launcher):
                 continue
             with self._lock:
                 ended = self._ended.pop(replica.replica_id, None)
-            if ended is None and (_is_running(replica) or self._status_may_come(replica.pid)):
+            if ended is None and (self._seems_to_run(replica, replica.pid) or self._status_may_come(replica.pid)):
                 continue
             kept = ended is not None and ended.kept
             with self._lock:
                 if not kept and self._present.get(replica.pid) == replica.replica_id:
                     del self._present[replica.pid]
                     self._started_pids.pop(replica.pid, None)
+                    self._looked_at.pop(replica.pid, None)
             why = ""
             if self._cgroups is not None and self._cgroups.ran_out_of_memory(replica.pid):
                 limit = "" if self._memory_bytes is None else f" (limit: {self._memory_bytes / 2**30:.3g} GiB per slot)"
@@ -225,6 +230,16 @@ class LocalLauncher(Launcher):
                 _end_children(replica.pid)
                 self._let_go(replica.pid)
         return gone
+
+    def _seems_to_run(self, replica: ReplicaRecord, pid: int) -> bool:
+        """Look at a process, now and then if it was started here: its end is told of."""
+        now = time.monotonic()
+        if pid in self._started_pids and now - self._looked_at.get(pid, float("-inf")) < LOOK_SECONDS:
+            return True
+        if not _is_running(replica):
+            return False
+        self._looked_at[pid] = now
+        return True
 
     def _status_may_come(self, pid: int) -> bool:
         """Tell whether the exit status of a child of ours is a moment away: a busy fork server collects it late."""
