@@ -33,7 +33,7 @@ def client_of(state_dir: Path | None, scheduler: str = "", *, also_ended: bool =
     from scheduler.errors import NotRunning
 
     try:
-        client = Client.connect(state_dir=state_dir, scheduler=scheduler, quick=True)
+        client = Client.connect(state_dir=state_dir, scheduler=scheduler)
     except NotRunning as error:
         if not also_ended:
             raise

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import select
 import socket
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 CONNECT_SECONDS = 3.0
@@ -59,44 +62,64 @@ class NoAnswer(Exception):
     """A request got no answer: nobody listens there, or there is no such address, as the message says."""
 
 
-class Carrier(Protocol):
-    def ask(self, request: Request) -> Answer:
-        """Send a request and return its answer; raise NoAnswer."""
-
-    def close(self) -> None: ...
-
-
-class QuickCarrier:
-    """One connection, of plain HTTP, for one thread; opened again where the server has closed it."""
+class Carrier:
+    """Connections to a scheduler, one for each thread that asks at the same time; kept open for the next question."""
 
     def __init__(self, url: str) -> None:
-        """Prepare the connection; raise NoAnswer for an address that is none."""
+        """Prepare the connections; raise NoAnswer for an address that is none."""
         try:
             parts = urlsplit(url)
-            self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=CONNECT_SECONDS)
-        except (ValueError, http.client.HTTPException) as error:
+            self._host, self._port = parts.hostname or "", parts.port
+        except ValueError as error:
             raise NoAnswer(str(error)) from error
+        if parts.scheme not in ("http", "https"):
+            raise NoAnswer("the address begins with neither http:// nor https://")
+        self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._base = parts.path
+        self._idle: deque[http.client.HTTPConnection] = deque()
+        self._closed = False
 
     def ask(self, request: Request) -> Answer:
-        # What only reads is asked again where the server had closed a connection that was kept open.
-        may_repeat = self._connection.sock is not None and request.method == "GET"
+        """Send a request and return its answer; raise NoAnswer."""
+        connection = self._take()
+        # What only reads is asked again where the server closes a connection that was kept open.
+        may_repeat = connection.sock is not None and request.method == "GET"
         try:
-            return self._ask(request)
+            answer = self._exchange(connection, request)
         except (OSError, http.client.HTTPException) as error:
-            self._connection.close()
+            connection.close()
             if not may_repeat:
                 raise NoAnswer(str(error) or type(error).__name__) from error
-        return self.ask(request)
+            return self.ask(request)
+        self._idle.append(connection)
+        if self._closed:
+            self.close()
+        return answer
 
-    def _ask(self, request: Request) -> Answer:
-        if self._connection.sock is None:
-            self._connection.connect()
-        cast("socket.socket", self._connection.sock).settimeout(SECONDS)
-        path, headers = self._base + request.path, dict(request.headers)
-        self._connection.request(request.method, path, request.content or None, headers)
-        answer = self._connection.getresponse()
+    def _take(self) -> http.client.HTTPConnection:
+        """Return a connection that nobody uses: one that was kept, unless its server has closed it, or a new one."""
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return self._kind(self._host, self._port, timeout=CONNECT_SECONDS)
+            waiting = select.poll()
+            waiting.register(connection.sock, select.POLLIN)
+            if not waiting.poll(0):
+                return connection
+            connection.close()
+
+    def _exchange(self, connection: http.client.HTTPConnection, request: Request) -> Answer:
+        if connection.sock is None:
+            connection.connect()
+            cast("socket.socket", connection.sock).settimeout(SECONDS)
+        connection.request(request.method, self._base + request.path, request.content or None, dict(request.headers))
+        answer = connection.getresponse()
         return Answer(answer.status, answer.read())
 
     def close(self) -> None:
-        self._connection.close()
+        """Close connections that nobody uses; others are closed once they have brought their answer."""
+        self._closed = True
+        with contextlib.suppress(IndexError):
+            while True:
+                self._idle.pop().close()

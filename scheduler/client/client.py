@@ -35,13 +35,13 @@ class Client:
         self.connection = connection
 
     @classmethod
-    def connect(cls, *, state_dir: str | Path | None = None, scheduler: str = "", quick: bool = False) -> Client:
+    def connect(cls, *, state_dir: str | Path | None = None, scheduler: str = "") -> Client:
         """Connect to the scheduler of ``state_dir``, or to the one that elastune.toml calls ``scheduler``.
 
         Without either, in this order: ELASTUNE_URL, the default of elastune.toml, this user's scheduler on this
-        machine. ``quick``: a lighter connection, for a few requests from one thread.
+        machine.
         """
-        return cls(_connection(None if state_dir is None else Path(state_dir), scheduler, quick=quick))
+        return cls(_connection(None if state_dir is None else Path(state_dir), scheduler))
 
     def close(self) -> None:
         self.connection.close()
@@ -205,10 +205,10 @@ class Client:
         return self.connection.request("POST", path, dict(body))
 
 
-def _connection(state_dir: Path | None, scheduler: str, *, quick: bool) -> SchedulerClient:
+def _connection(state_dir: Path | None, scheduler: str) -> SchedulerClient:
     if state_dir is not None:
-        return of_folder(state_dir, quick=quick)
+        return of_folder(state_dir)
     named = named_scheduler(scheduler) if scheduler else None
     if named is not None:
-        return SchedulerClient.of_named(named, quick=quick)
-    return SchedulerClient.from_environ(quick=quick) or of_folder(default_state_dir(), quick=quick)
+        return SchedulerClient.of_named(named)
+    return SchedulerClient.from_environ() or of_folder(default_state_dir())

@@ -11,10 +11,10 @@ from typing import Any
 from urllib.parse import urlencode
 
 from dist_core.link.refusals import refusal
-from scheduler.client.carriers import Answer, Carrier, NoAnswer, Parts, QuickCarrier, Request
+from scheduler.client.carriers import Answer, Carrier, NoAnswer, Parts, Request
 from scheduler.client.finding import Named, default_state_dir, named_scheduler
 from scheduler.errors import NotAuthorized, NotRunning, RequestRefused, SchedulerError, SchedulerUnreachable
-from scheduler.state_folder import is_held, read_server_file
+from scheduler.state_folder import read_server_file
 
 
 class SchedulerClient:
@@ -23,28 +23,17 @@ class SchedulerClient:
     Every method raises SchedulerUnreachable, NotAuthorized or RequestRefused.
     """
 
-    def __init__(self, url: str, token: str, *, carrier: Carrier | None = None, quick: bool = False) -> None:
-        """Connect lazily: the first question shows whether anybody answers.
-
-        ``quick``: for a few questions of one thread, with the connection that is there soonest.
-        """
+    def __init__(self, url: str, token: str, *, carrier: Carrier | None = None) -> None:
+        """Connect lazily: the first question shows whether anybody answers."""
         self.url = url.rstrip("/")
         self.token = token
-        self._carrier = carrier or self._carried(quick=quick)
-
-    def _carried(self, *, quick: bool) -> Carrier:
         try:
-            if quick and self.url.startswith("http://"):
-                return QuickCarrier(self.url)
-            # It takes longer to load than most questions to be answered.
-            from scheduler.client.pooled import PooledCarrier
-
-            return PooledCarrier(self.url)
+            self._carrier = carrier or Carrier(self.url)
         except NoAnswer as error:
             raise self._nobody(error) from error
 
     @classmethod
-    def from_environ(cls, environ: Mapping[str, str] | None = None, *, quick: bool = False) -> SchedulerClient | None:
+    def from_environ(cls, environ: Mapping[str, str] | None = None) -> SchedulerClient | None:
         """Return the scheduler that the environment or elastune.toml names; None where there is none.
 
         ELASTUNE_URL comes first, then the entry of elastune.toml that ELASTUNE_SCHEDULER names, then its default.
@@ -55,7 +44,7 @@ class SchedulerClient:
         url = environ.get("ELASTUNE_URL")
         if not url:
             named = named_scheduler(environ.get("ELASTUNE_SCHEDULER", ""), environ)
-            return None if named is None else cls.of_named(named, quick=quick)
+            return None if named is None else cls.of_named(named)
         token = environ.get("ELASTUNE_TOKEN") or _local_token(url)
         if not token:
             cls._reach(url)
@@ -63,15 +52,13 @@ class SchedulerClient:
                 f"ELASTUNE_URL is {url} but no token is known for it; set ELASTUNE_TOKEN as `elastune up` printed "
                 "when it started (the token is in the file 'token' of the scheduler's state folder)"
             )
-        client = cls(url, token, quick=quick)
-        return client if quick else client.checked()
+        return cls(url, token).checked()
 
     @classmethod
-    def of_named(cls, named: Named, *, quick: bool = False) -> SchedulerClient:
+    def of_named(cls, named: Named) -> SchedulerClient:
         if named.state_dir is not None:
-            return of_folder(named.state_dir, quick=quick)
-        client = cls(named.url, named.token, quick=quick)
-        return client if quick else client.checked()
+            return of_folder(named.state_dir)
+        return cls(named.url, named.token).checked()
 
     def checked(self) -> SchedulerClient:
         """Itself, once a scheduler has answered and taken the token; else it is closed."""
@@ -161,7 +148,7 @@ def _local_token(url: str) -> str | None:
         return None
 
 
-def of_folder(folder: Path, *, quick: bool = False) -> SchedulerClient:
+def of_folder(folder: Path) -> SchedulerClient:
     """Return the scheduler that runs on a state folder."""
     server = read_server_file(folder)
     if server is None:
@@ -169,11 +156,8 @@ def of_folder(folder: Path, *, quick: bool = False) -> SchedulerClient:
             f"no scheduler has run on {folder}; start one with `elastune up`, set ELASTUNE_URL, or name the folder of "
             "a sweep's own scheduler with --state-dir"
         )
-    client = SchedulerClient(server["url"], (folder / "token").read_text().strip(), quick=quick)
-    if quick and is_held(folder):
-        return client
     try:
-        return client.checked()
+        return SchedulerClient(server["url"], (folder / "token").read_text().strip()).checked()
     except SchedulerUnreachable as error:
         raise NotRunning(
             f"the scheduler of {folder} is not running (it was last at {server['url']}); a sweep's own scheduler "

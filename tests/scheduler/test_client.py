@@ -6,42 +6,43 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import httpx2
 import pytest
 
+from scheduler.client.carriers import Answer, Carrier, Request
 from scheduler.client.connection import SchedulerClient
-from scheduler.client.pooled import PooledCarrier
 from scheduler.errors import NotAuthorized, RequestRefused, SchedulerError, SchedulerUnreachable
 
 
 @pytest.mark.parametrize(
     ("answer", "kind", "words"),
     [
-        (httpx2.Response(404, json={"detail": "no study is called 'x'"}), RequestRefused, "no study is called 'x'"),
-        (httpx2.Response(401, json={"detail": "the token is not"}), NotAuthorized, "refused the token: the token is"),
-        (httpx2.Response(503, json={"detail": "the disk is full"}), SchedulerUnreachable, "the disk is full"),
-        (httpx2.Response(502), SchedulerUnreachable, "cannot answer: HTTP status 502"),
-        (httpx2.Response(404), SchedulerUnreachable, "not an Elastune scheduler: HTTP status 404"),
+        (Answer(404, b'{"detail": "no study is called x"}'), RequestRefused, "no study is called x"),
+        (Answer(401, b'{"detail": "the token is not"}'), NotAuthorized, "refused the token: the token is"),
+        (Answer(503, b'{"detail": "the disk is full"}'), SchedulerUnreachable, "the disk is full"),
+        (Answer(502, b""), SchedulerUnreachable, "cannot answer: HTTP status 502"),
+        (Answer(404, b""), SchedulerUnreachable, "not an Elastune scheduler: HTTP status 404"),
         (
-            httpx2.Response(200, text="<html>welcome"),
+            Answer(200, b"<html>welcome"),
             SchedulerUnreachable,
             "not an Elastune scheduler: HTTP status 200",
         ),
-        (httpx2.Response(403, text="<html>denied"), SchedulerUnreachable, "correct ELASTUNE_URL, or check the proxy"),
+        (Answer(403, b"<html>denied"), SchedulerUnreachable, "correct ELASTUNE_URL, or check the proxy"),
     ],
 )
 def test_a_refusal_is_told_from_a_scheduler_that_is_away(
-    answer: httpx2.Response, kind: type[SchedulerError], words: str
+    answer: Answer, kind: type[SchedulerError], words: str
 ) -> None:
     """One is final; while a scheduler is away, or a gateway answers in its place, sweeps wait and ask again."""
-    client = SchedulerClient(
-        "http://scheduler",
-        "secret",
-        carrier=PooledCarrier("http://scheduler", transport=httpx2.MockTransport(lambda _: answer)),
-    )
+
+    class Answering(Carrier):
+        def ask(self, request: Request) -> Answer:
+            return answer
+
+    client = SchedulerClient("http://scheduler", "secret", carrier=Answering("http://scheduler"))
     with pytest.raises(kind, match=words):
         client.request("POST", "/studies/x/answers", {})
 
@@ -79,14 +80,14 @@ def echo() -> Iterator[str]:
         thread.join()
 
 
-@pytest.fixture(params=["quick", "pooled"])
-def client(request: pytest.FixtureRequest, echo: str) -> Iterator[SchedulerClient]:
-    made = SchedulerClient(echo, "secret", quick=request.param == "quick")
+@pytest.fixture
+def client(echo: str) -> Iterator[SchedulerClient]:
+    made = SchedulerClient(echo, "secret")
     yield made
     made.close()
 
 
-def test_what_is_asked_arrives_by_every_carrier(client: SchedulerClient) -> None:
+def test_what_is_asked_arrives(client: SchedulerClient) -> None:
     bearer = "Bearer secret"
     for _ in range(2):
         assert client.request("GET", "/rows", params={"study": "a b&c", "last": 3, "all": True}) == [
@@ -103,11 +104,18 @@ def test_what_is_asked_arrives_by_every_carrier(client: SchedulerClient) -> None
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("quick", [True, False])
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://127.0.0.1:port", "http://", "ftp://127.0.0.1"])
-def test_nobody_is_said_by_every_carrier(url: str, quick: bool) -> None:
+def test_nobody_is_said(url: str) -> None:
     with pytest.raises(SchedulerUnreachable, match="no scheduler answers at"):
-        SchedulerClient(url, "secret", quick=quick).request("GET", "/rows")
+        SchedulerClient(url, "secret").request("GET", "/rows")
+
+
+def test_threads_that_ask_at_once_share_connections_and_all_are_closed(client: SchedulerClient) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        paths = list(threads.map(lambda number: client.request("GET", f"/{number}")[1], range(100)))
+    assert paths == [f"/below/{number}" for number in range(100)]
+    client.close()
+    assert client.request("GET", "/behind")[1] == "/below/behind"
 
 
 def test_what_is_no_number_in_json_is_not_sent(client: SchedulerClient) -> None:

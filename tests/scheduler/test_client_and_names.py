@@ -43,9 +43,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     embedded.stop()
 
 
-@pytest.fixture(params=[True, False], ids=["quick", "pooled"])
-def client(request: pytest.FixtureRequest, folder: Path) -> Iterator[Client]:
-    with Client.connect(state_dir=folder, quick=request.param) as made:
+@pytest.fixture
+def client(folder: Path) -> Iterator[Client]:
+    with Client.connect(state_dir=folder) as made:
         yield made
 
 
@@ -213,7 +213,8 @@ def test_the_environment_comes_before_the_settings(
     monkeypatch.delenv("ELASTUNE_URL", raising=False)
     found = SchedulerClient.from_environ()
     assert found is not None
-    assert found.url == of_folder(folder, quick=True).url
+    with Client(of_folder(folder)) as same:
+        assert found.url == same.url
     found.close()
     monkeypatch.setenv("ELASTUNE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("ELASTUNE_TOKEN", "x")
@@ -231,9 +232,8 @@ def test_what_an_ended_scheduler_has_kept_is_read_and_cannot_be_changed(tmp_path
     connection.request("POST", f"/trials/{made['trial_id']}/cancel", {"why": "enough"})
     connection.close()
     embedded.stop()
-    for quick in (True, False):
-        with pytest.raises(NotRunning, match="is not running"):
-            of_folder(tmp_path / "state", quick=quick)
+    with pytest.raises(NotRunning, match="is not running"):
+        of_folder(tmp_path / "state")
     with recorded(tmp_path / "state") as reading:
         client = Client(reading)
         [trial] = client.trials()
@@ -290,7 +290,7 @@ def test_a_post_is_sent_once_whatever_becomes_of_its_answer() -> None:
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        connection = SchedulerClient(f"http://127.0.0.1:{server.getsockname()[1]}", "t", quick=True)
+        connection = SchedulerClient(f"http://127.0.0.1:{server.getsockname()[1]}", "t")
         with pytest.raises(SchedulerUnreachable):
             connection.request("POST", "/trials", {})
         connection.close()

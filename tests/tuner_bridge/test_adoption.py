@@ -9,7 +9,7 @@ import optuna
 import pytest
 from optuna.storages.journal import JournalFileBackend
 
-from scheduler.client.carriers import Answer, NoAnswer, Request
+from scheduler.client.carriers import Answer, Carrier, NoAnswer, Request
 from scheduler.client.connection import SchedulerClient
 from scheduler.errors import RequestRefused, SchedulerUnreachable
 from tuner_bridge.driving.template import TrialTemplate
@@ -38,13 +38,11 @@ def storages(folder: Path) -> dict[str, Any]:
 
 
 def driver_of(study: optuna.Study) -> OptunaDriver:
-    class Nobody:
+    class Nobody(Carrier):
         def ask(self, request: Request) -> Answer:
             raise NoAnswer("nobody is there")
 
-        def close(self) -> None: ...
-
-    client = SchedulerClient("http://127.0.0.1:9", "token", carrier=Nobody())
+    client = SchedulerClient("http://127.0.0.1:9", "token", carrier=Nobody("http://127.0.0.1:9"))
     return OptunaDriver(study, client, TEMPLATE, reconnect=lambda client: client)
 
 

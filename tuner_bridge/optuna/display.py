@@ -67,7 +67,7 @@ class ShownOutput:
 
     def _connected(self) -> Client:
         found = self._scheduler()
-        return Client(SchedulerClient(found.url, found.token, quick=True))
+        return Client(SchedulerClient(found.url, found.token))
 
     def _trials(self) -> Sequence[Trial]:
         if self._client.url != self._scheduler().url:

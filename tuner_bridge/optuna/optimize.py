@@ -329,7 +329,7 @@ def _alone_in(folder: Path, study_name: str) -> Iterator[None]:
 
 def _has_failures(client: SchedulerClient) -> bool:
     """Tell whether there is something in the folder that its people may want to read."""
-    asking = SchedulerClient(client.url, client.token, quick=True)
+    asking = SchedulerClient(client.url, client.token)
     try:
         return any(trial["state"] == "failed" for trial in asking.request("GET", "/trials"))
     except SchedulerError:
