@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Request
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, PlainTextResponse, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, Field
@@ -155,18 +155,16 @@ def live_routes(service: Service, access: ClientAccess) -> APIRouter:
         return present == client
 
     @routes.get("/events", response_class=EventSourceResponse, include_in_schema=False)
-    async def events(
-        request: Request, client: Client, last_event_id: Annotated[str, Header()] = "", after: str = ""
-    ) -> AsyncIterator[ServerSentEvent]:
-        """Trials, studies and slots as they are, then what changes; after a break, what was missed.
+    async def events(request: Request, client: Client) -> AsyncIterator[ServerSentEvent]:
+        """Trials, studies and slots as they are, then what changes.
 
         The last event is ``over``, where the scheduler ends as it should.
         """
         allow(client, study=client.subject, read=True)
-        async for mark, told in service.page.follow(service, access, client, last_event_id or after):
+        async for told in service.page.follow(service, access, client):
             if not may_go_on(request, client):
                 return
-            yield ServerSentEvent(raw_data=told, id=mark, retry=RETRY_MILLISECONDS)
+            yield ServerSentEvent(raw_data=told, retry=RETRY_MILLISECONDS)
         yield ServerSentEvent(event="over", raw_data="{}")
 
     return routes

@@ -15,7 +15,7 @@ import pytest
 from dist_core.goodput import BatchBounds, GradientStatistics, Hints
 from scheduler.api import action_routes
 from scheduler.api.client_access import ClientAccess
-from scheduler.api.page.board import KEPT_CHANGES, Board
+from scheduler.api.page.board import Board
 from scheduler.api.page.feed import PageFeed
 from scheduler.api.page.rows import number_of, shown_parameters
 from scheduler.api.page.sessions import LINK_SECONDS, SESSION_SECONDS, Sessions
@@ -35,9 +35,9 @@ def board_of(site: Site, client: Identity = OWNER) -> Board:
     return Board(site.service, ClientAccess(site.store), client)
 
 
-def told(change: tuple[str, str] | None) -> dict[str, Any]:
+def told(change: str | None) -> dict[str, Any]:
     assert change is not None
-    found: dict[str, Any] = json.loads(change[1])
+    found: dict[str, Any] = json.loads(change)
     return found
 
 
@@ -89,27 +89,6 @@ def test_a_study_sees_others_slots_as_taken_and_nothing_more(site: Site) -> None
     other = Report(name.partition("-")[0], 1, 1.0, 0.0)
     board.note_report(other)
     assert board.look() is None
-
-
-def test_who_was_away_is_told_what_came_after_or_everything_anew(site: Site) -> None:
-    board = board_of(site)
-    mark, _ = board.everything()
-    assert board.since(mark) == []
-    changes = []
-    for number in range(3):
-        site.submit(number)
-        change = board.look()
-        assert change is not None
-        changes.append(change)
-    assert board.since(mark) == changes
-    assert board.since(changes[0][0]) == changes[1:]
-    assert board.since("another-1") is None
-    assert board.since(f"{mark.rpartition('-')[0]}-99") is None
-    assert board.since("nonsense") is None
-    for number in range(KEPT_CHANGES):
-        site.store.put_study(Study(name="s", title=f"{number}"))
-        board.look()
-    assert board.since(mark) is None
 
 
 def test_a_trial_that_is_forgotten_goes_from_the_board(site: Site) -> None:
@@ -167,8 +146,8 @@ def test_open_pages_get_the_same_changes_and_a_slow_one_everything_anew(
         feed = PageFeed()
         access = ClientAccess(site.store)
 
-        def following(last: str = "") -> AsyncGenerator[tuple[str, str]]:
-            return feed.follow(site.service, access, OWNER, last)
+        def following() -> AsyncGenerator[str]:
+            return feed.follow(site.service, access, OWNER)
 
         first, second = following(), following()
         begun = await asyncio.wait_for(anext(first), 5.0)
@@ -186,9 +165,9 @@ def test_open_pages_get_the_same_changes_and_a_slow_one_everything_anew(
         while len(caught_up) < 9:
             caught_up |= {trial["id"] for trial in told(await asyncio.wait_for(anext(second), 5.0))["trials"]}
         await first.aclose()
-        # Who comes back is told what came after what it has.
-        again = following(change[0])
-        assert len(told(await asyncio.wait_for(anext(again), 5.0))["trials"]) == 1
+        # Who comes back is told everything anew.
+        again = following()
+        assert len(told(await asyncio.wait_for(anext(again), 5.0))["trials"]) == 9
         await again.aclose()
         await second.aclose()
         assert feed.pages == 0
@@ -391,7 +370,7 @@ def test_readers_see_no_arguments_and_nobody_sees_inline_code(site: Site) -> Non
     for path in ("/rows", f"/page/trials/{trial_id}"):
         assert "SECRET" in site.call("GET", path).text
         assert "SECRET" not in site.call("GET", path, token=reader).text
-    assert "SECRET" not in board_of(site, Identity(Access.READ)).everything()[1]
+    assert "SECRET" not in board_of(site, Identity(Access.READ)).everything()
 
 
 def test_clones_made_at_once_have_numbers_of_their_own(site: Site) -> None:

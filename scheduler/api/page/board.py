@@ -1,7 +1,6 @@
 """Changes that open pages have been told: each is worked out and written once for all pages.
 
-A change has a number; a page that was away names the last one that it has and is told what came after it, or everything
-anew where that is too long ago. Two schedulers never give the same number: it begins with the process's own mark.
+A page that was away is told everything anew.
 
 Callable from any thread. Nothing is looked at while no page is open.
 """
@@ -9,9 +8,7 @@ Callable from any thread. Nothing is looked at while no page is open.
 from __future__ import annotations
 
 import json
-import secrets
 import threading
-from collections import deque
 from typing import Any, Protocol
 
 from scheduler.api.client_access import ClientAccess
@@ -24,12 +21,6 @@ from scheduler.snapshot import Snapshot
 from trials.record import ReplicaRecord, Report, TrialRecord
 from trials.store import TrialStore
 from trials.store.base import SlotInterval
-
-KEPT_CHANGES = 600
-KEPT_CHARACTERS = 8 * 1024**2
-
-Change = tuple[str, str]
-"""Its number, and what it says."""
 
 
 class Shown(Protocol):
@@ -50,10 +41,6 @@ class Board:
         self._access = access
         self._client = client
         self._lock = threading.Lock()
-        self._run = secrets.token_hex(4)
-        self._number = 0
-        self._changes: deque[Change] = deque(maxlen=KEPT_CHANGES)
-        self._kept_characters = 0
         self._rows: dict[str, dict[str, Any]] = {}
         self._row_fingerprints: dict[str, tuple[Any, ...]] = {}
         self._latest: dict[str, Report] = {}
@@ -73,7 +60,7 @@ class Board:
 
     # ------------------------------------------------------------------ for pages
 
-    def everything(self) -> Change:
+    def everything(self) -> str:
         with self._lock:
             state = {
                 "all": True,
@@ -87,23 +74,14 @@ class Board:
                 "trials": list(self._rows.values()),
                 "intervals": list(self._intervals.values()),
             }
-            return self._mark(self._number), _written(state)
-
-    def since(self, mark: str) -> list[Change] | None:
-        """Return the changes after that one, or None if it is not known here any more."""
-        run, _, number = mark.rpartition("-")
-        with self._lock:
-            if run != self._run or not number.isdigit() or int(number) > self._number:
-                return None
-            missed = self._number - int(number)
-            return None if missed > len(self._changes) else list(self._changes)[len(self._changes) - missed :]
+            return _written(state)
 
     def note_report(self, report: Report) -> None:
         self._reports.append(report)
 
     # ------------------------------------------------------------------ looking
 
-    def look(self) -> Change | None:
+    def look(self) -> str | None:
         """Return what has changed since the last look; None when nothing has. Raises StoreUnavailable."""
         with self._lock:
             try:
@@ -114,7 +92,7 @@ class Board:
                 self._rows.clear()
                 raise
 
-    def _look(self) -> Change | None:
+    def _look(self) -> str | None:
         changed: dict[str, Any] = {}
         reports = list(self._reports)
         trials, gone = self._look_at_trials(reports)
@@ -137,23 +115,7 @@ class Board:
         if queue != self._queue:
             self._queue = changed["queue"] = queue
         del self._reports[: len(reports)]
-        if not changed:
-            return None
-        self._number += 1
-        change = self._mark(self._number), _written({"now": self._service.clock(), **changed})
-        self._keep(change)
-        return change
-
-    def _keep(self, change: Change) -> None:
-        if len(self._changes) == KEPT_CHANGES:
-            self._kept_characters -= len(self._changes[0][1])
-        self._changes.append(change)
-        self._kept_characters += len(change[1])
-        while self._kept_characters > KEPT_CHARACTERS and len(self._changes) > 1:
-            self._kept_characters -= len(self._changes.popleft()[1])
-
-    def _mark(self, number: int) -> str:
-        return f"{self._run}-{number}"
+        return _written({"now": self._service.clock(), **changed}) if changed else None
 
     def _queue_row(self) -> dict[str, Any]:
         return queue_row(self._service.site.queue(), self._service.site.queue_trouble())

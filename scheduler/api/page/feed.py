@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
-from scheduler.api.page.board import Board, Change, Shown
+from scheduler.api.page.board import Board, Shown
 from scheduler.api.tokens import Access, Identity
 from trials.errors import StoreUnavailable
 from trials.record import Report
@@ -35,7 +35,7 @@ class _End:
 class _Watched:
     def __init__(self, board: Board) -> None:
         self.board = board
-        self.pages: set[asyncio.Queue[Change | _End | None]] = set()
+        self.pages: set[asyncio.Queue[str | _End | None]] = set()
         self.empty_since: float | None = None
 
 
@@ -55,16 +55,14 @@ class PageFeed:
     def pages(self) -> int:
         return sum(len(watched.pages) for watched in self._watched.values())
 
-    async def follow(self, service: Shown, access: ClientAccess, client: Identity, last: str) -> AsyncGenerator[Change]:
-        """Everything, or what came after the change of number ``last``; then each change, until the scheduler ends."""
+    async def follow(self, service: Shown, access: ClientAccess, client: Identity) -> AsyncGenerator[str]:
+        """Yield everything, then each change, until the scheduler ends."""
         watched = await self._watch(service, access, client)
-        queue: asyncio.Queue[Change | _End | None] = asyncio.Queue()
+        queue: asyncio.Queue[str | _End | None] = asyncio.Queue()
         watched.pages.add(queue)
         try:
             # A look that waits for the database holds the board, and must not hold up the loop.
-            missed = await asyncio.to_thread(watched.board.since, last) if last else None
-            for change in [await asyncio.to_thread(watched.board.everything)] if missed is None else missed:
-                yield change
+            yield await asyncio.to_thread(watched.board.everything)
             while True:
                 queued = await queue.get()
                 if isinstance(queued, _End):
@@ -119,7 +117,7 @@ class PageFeed:
                     _hand_out(watched, change)
 
 
-def _hand_out(watched: _Watched, change: Change) -> None:
+def _hand_out(watched: _Watched, change: str) -> None:
     for queue in watched.pages:
         if queue.qsize() >= LONGEST_QUEUE:
             while not queue.empty():

@@ -24,7 +24,6 @@ class Store {
   private listeners = new Set<() => void>();
   private drawn = false;
   private source: EventSource | null = null;
-  private last = "";
   /** Counts what has been told. */
   version = 0;
 
@@ -34,10 +33,9 @@ class Store {
 
   connect(): void {
     this.source?.close();
-    const source = new EventSource(this.last ? `/page/events?after=${encodeURIComponent(this.last)}` : "/page/events");
+    const source = new EventSource("/page/events");
     this.source = source;
     source.onmessage = (event: MessageEvent<string>) => {
-      this.last = event.lastEventId;
       this.connection = "live";
       this.take(JSON.parse(event.data) as Told);
     };
