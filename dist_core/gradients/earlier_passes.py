@@ -8,7 +8,7 @@ given back when the last one's begins: clipping sees the whole step's gradient, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -97,15 +97,29 @@ class Backward:
     """Backward pass through a model's outputs, of which a loss may have several in it."""
 
     runs: bool = False
+    handles: list[Any] = field(default_factory=list)
+    """Hooks of weights by which it would be noticed."""
+
+    def forget(self) -> None:
+        self.runs = False
+        for handle in self.handles:
+            handle.remove()
+        self.handles = []
 
 
 def around_backward(
-    output: Any, backward: Backward, *, begin: Callable[[], None] | None, end: Callable[[], None]
+    output: Any,
+    backward: Backward,
+    *,
+    begin: Callable[[], None] | None,
+    end: Callable[[], None],
+    weights: Iterable[nn.Parameter] = (),
 ) -> None:
     """Have ``begin`` run when a backward pass reaches the model's output, and ``end`` when that pass is complete.
 
-    Both run once where it reaches several outputs that were given the same ``backward``. Raises InvalidTraining when no
-    tensor is found in the output to notice the pass by.
+    Both run once where it reaches several outputs that were given the same ``backward``. ``begin`` also runs before any
+    of ``weights`` gets a gradient: a loss may come by one, such as the scale of a contrastive loss, sooner than by the
+    output. Raises InvalidTraining when no tensor is found in the output to notice the pass by.
     """
     # A parameter that is returned as it is keeps its hooks, and is no sign that this pass's gradients are coming.
     tensors = [tensor for tensor in tensors_in(output) if tensor.requires_grad and not tensor.is_leaf]
@@ -116,7 +130,7 @@ def around_backward(
         )
 
     # One that still runs when a forward pass is made has failed, and tells nobody of its end.
-    backward.runs = False
+    backward.forget()
 
     def reached(_: torch.Tensor) -> None:
         if backward.runs:
@@ -128,11 +142,13 @@ def around_backward(
         after_backward(lambda: after_backward(over))
 
     def over() -> None:
-        backward.runs = False
+        backward.forget()
         end()
 
     for tensor in tensors:
         tensor.register_hook(reached)  # type: ignore[no-untyped-call]  # not annotated in torch
+    trained = (weight for weight in weights if weight.requires_grad)
+    backward.handles = [weight.register_hook(reached) for weight in trained]  # type: ignore[no-untyped-call]  # as above
 
 
 class SynchronizedNorms:

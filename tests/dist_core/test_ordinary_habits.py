@@ -54,6 +54,46 @@ def several_forward_passes_of_a_loss(kit: Kit) -> list[float]:
     return simple(kit, step)
 
 
+class Scaled(nn.Module):
+    """Contrasts texts with images, say: its outputs come with a weight that only the loss uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = network()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.inside(x), self.scale
+
+
+@habit
+def a_weight_among_the_outputs(kit: Kit) -> list[float]:
+    model = Scaled()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
+    for _ in kit.epochs(3):
+        for x, y in loader:
+            outputs, scale = wrapped(x)
+            optimizer.zero_grad()
+            mse(outputs * scale, y).backward()
+            optimizer.step()
+    return weights_of(model)
+
+
+@habit
+def a_weight_that_only_the_loss_uses(kit: Kit) -> list[float]:
+    model = Scaled()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
+    for _ in kit.epochs(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            outputs, _ = wrapped(x)
+            mse(outputs * model.scale.exp(), y).backward()
+            optimizer.step()
+    return weights_of(model)
+
+
 @habit
 def two_passes_an_epoch(kit: Kit) -> list[float]:
     model = network()
