@@ -31,6 +31,9 @@ class EarlierGradients:
             if parameter.grad is None:
                 continue
             gradient, parameter.grad = parameter.grad, None
+            if gradient._is_view():
+                # A part of one of DDP's buckets, which the last pass fills.
+                gradient = gradient.clone()
             if weight != 1.0:
                 gradient.mul_(weight)
             hidden = self._sums.get(index)
@@ -56,7 +59,8 @@ class EarlierGradients:
     def give_back(self) -> None:
         """Make the hidden sums the gradients that the coming backward pass adds to."""
         for index, hidden in self._sums.items():
-            self._parameters[index].grad = hidden
+            present = self._parameters[index].grad
+            self._parameters[index].grad = hidden if present is None else hidden.add_(present)
         self._sums = {}
 
     def join(self, factor: float) -> None:

@@ -19,7 +19,7 @@ from dist_core.gradients.earlier_passes import SynchronizedNorms, around_backwar
 from dist_core.gradients.noise.measurements import Measurements
 from dist_core.gradients.step_place import StepPlace
 from dist_core.gradients.wrapped_state import WrappedState
-from dist_core.torch_private import after_backward, loss_scale_of
+from dist_core.torch_private import after_backward, is_in_backward, loss_scale_of
 from dist_core.training.batch_looks import BatchLooks
 from dist_core.training.reduction import BucketReduction
 from dist_core.trial.participants import Passes
@@ -59,6 +59,8 @@ class StepPasses(Passes):
         self._has_come = False
         self._came_without = False
         """The latest backward pass has left no gradient in any weight."""
+        self._has_joined = False
+        """A backward pass has been joined to those of earlier passes, in the last pass of a step."""
         self._passes_that_step = 0
         """Earlier passes of the present step whose body has called the step of an optimizer."""
         self._waiting: list[torch.Tensor | None] = []
@@ -75,7 +77,7 @@ class StepPasses(Passes):
         self.place.begin_micro_batch(step, index, measures=measures)
         world_size = self._core.generation.group.world_size
         even = step.global_batch / (world_size * len(step.micro_batches))
-        self._came_without = False
+        self._came_without = self._has_joined = False
         self._synchronized_norms.share = len(step.micro_batches[index]) / even if step.weight else 1.0
         if index > 0:
             self._passes_that_step += stepped_before
@@ -214,7 +216,8 @@ class StepPasses(Passes):
 
     def _note_backward(self) -> None:
         self._has_come = self.place.has_gradients = True
-        after_backward(self._note_what_came)
+        if is_in_backward():
+            after_backward(self._note_what_came)
 
     def _note_what_came(self) -> None:
         self._came_without = not self._has_gradients
@@ -239,7 +242,8 @@ class StepPasses(Passes):
     def _give_back_gradients(self) -> None:
         self._has_come = self.place.has_gradients = True
         self._refuse_some_weighed()
-        several = self._earlier_gradients.set_aside(keep_views=not self.over.is_alone)
+        # What is there before the first one is this body's own, such as a penalty's, and counts as this pass's.
+        several = self._has_joined and self._earlier_gradients.set_aside(keep_views=not self.over.is_alone)
         if self.over.is_alone:
             return
         # What DDP reduces is the whole step's gradient.
@@ -252,6 +256,7 @@ class StepPasses(Passes):
     def _whole_gradient_is_there(self) -> None:
         """Join the gradients of a step's passes after the last backward pass, and measure them."""
         self._note_what_came()
+        self._has_joined = True
         if self.place.step is not None:
             self._measure_part()
         self._earlier_gradients.join(self.over.group.correction if self.over.is_alone else 1.0)

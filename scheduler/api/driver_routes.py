@@ -22,7 +22,7 @@ from trials.record import TrialRecord
 LONGEST_WAIT_SECONDS = 8.0
 RENEWED_SECONDS = 1.0
 """A driver's lease is not written down more often, however often it polls."""
-SHOWN_SECONDS = 2.0
+SHOWN_SECONDS = 1.0
 """A driver hears of sizes and goodput no more often: only people look at them. All else that it waits for is looked up
 as often, and at once where one of its study's trials ends."""
 

@@ -94,6 +94,62 @@ def a_weight_that_only_the_loss_uses(kit: Kit) -> list[float]:
     return weights_of(model)
 
 
+class Normal(nn.Module):
+    """Gives a distribution, as policies do: an object in which nobody finds a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = network()
+
+    def forward(self, x: torch.Tensor) -> torch.distributions.Normal:
+        return torch.distributions.Normal(self.inside(x), 1.0)
+
+
+def outputs_that_are_objects(kit: Kit) -> list[float]:
+    model = Normal()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
+    for _ in kit.epochs(2):
+        for x, y in loader:
+            optimizer.zero_grad()
+            (-wrapped(x).log_prob(y).mean()).backward()
+            optimizer.step()
+    return weights_of(model)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_outputs_that_are_objects_train_as_in_plain_pytorch(replicas: int) -> None:
+    expected = in_plain_pytorch(outputs_that_are_objects)
+    for weights in as_trial(outputs_that_are_objects, replicas):
+        assert weights == pytest.approx(expected, abs=1e-5)
+
+
+@habit
+def a_penalty_with_a_backward_pass_of_its_own(kit: Kit) -> list[float]:
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        (0.1 * torch.stack([weight.square().sum() for weight in model.parameters()]).sum()).backward()
+        mse(model(x), y).backward()
+        optimizer.step()
+
+    return simple(kit, step)
+
+
+@habit
+def a_schedule_by_the_part_of_the_epoch(kit: Kit) -> list[float]:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = lr.CosineAnnealingWarmRestarts(optimizer, 2)
+    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer, schedule)
+    for epoch in kit.epochs(3):
+        for index, (x, y) in enumerate(loader):
+            optimizer.zero_grad()
+            mse(wrapped(x), y).backward()
+            optimizer.step()
+            schedule.step(epoch + index / len(loader))
+    return weights_of(model)
+
+
 @habit
 def two_passes_an_epoch(kit: Kit) -> list[float]:
     model = network()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import site
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from tests.support.waiting import until
 from tests.trials.test_launchers import request_for, started, wait_for_exit
+from trials.inside.imports import forget_shadowed
 from trials.launch import LocalLauncher
 from trials.launch.fork import client as fork_client
 from trials.launch.fork.client import ForkServers, _Server
@@ -233,3 +235,14 @@ def test_a_package_before_whose_import_code_sets_a_variable_is_imported_by_each(
     learning.until_learnt()
     assert learning.run() == "light"
     assert "heavy" in learning.servers.unshareable and "light" not in learning.servers.unshareable
+
+
+def test_packages_that_lie_in_a_folder_of_the_path_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment's packages may be reached from another one's, where nobody knows them for installed."""
+    monkeypatch.setattr("trials.inside.imports.installed_folders", lambda: ("/nowhere/",))
+    import torch
+
+    folder = str(Path(torch.__file__).parents[1])
+    before = [name for name in sys.modules if name.partition(".")[0] == "torch"]
+    forget_shadowed([folder])
+    assert [name for name in sys.modules if name.partition(".")[0] == "torch"] == before

@@ -211,7 +211,7 @@ def test_a_study_and_an_experiment_share_one_scheduler(
     monkeypatch.setenv("ELASTUNE_URL", client.url)
     monkeypatch.setenv("ELASTUNE_TOKEN", client.token)
     made = experiment(maxTrialNumber=6)
-    made.environ |= {"ELASTUNE_URL": client.url, "ELASTUNE_TOKEN": client.token, "STEP_SECONDS": "0.3"}
+    made.environ |= {"ELASTUNE_URL": client.url, "ELASTUNE_TOKEN": client.token, "STEP_SECONDS": "2"}
     made.config["experimentName"] = "digits"
     made.config["trainingService"] = {"platform": "tuner_bridge", "weight": 2, "priority": 1, "yieldsTo": ["beside"]}
     made.create()

@@ -197,4 +197,9 @@ def test_in_the_foreground_an_interrupt_ends_everything(experiment: Callable[...
 
 
 def _is_ours(process: psutil.Process) -> bool:
-    return "tuner_bridge.nni.experiment_driver" in process.cmdline() or "scheduler.cli" in process.cmdline()
+    try:
+        words = process.cmdline()
+    except psutil.Error:
+        # Gone by now.
+        return False
+    return "tuner_bridge.nni.experiment_driver" in words or "scheduler.cli" in words

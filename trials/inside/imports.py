@@ -57,7 +57,10 @@ def is_named(variable: str, names: Collection[str]) -> bool:
 
 
 def forget_shadowed(python_path: Iterable[str]) -> None:
-    """Forget modules in memory for which a folder that the replica's code comes from has another one of that name."""
+    """Forget modules in memory for which a folder that the replica's code comes from has another one of that name.
+
+    A folder of packages that was put on the path may have the very ones in memory: those stay.
+    """
     shadowing: set[str] = set()
     for folder in python_path:
         if (os.path.realpath(folder) + os.sep).startswith(installed_folders()):
@@ -66,11 +69,18 @@ def forget_shadowed(python_path: Iterable[str]) -> None:
             entries = list(os.scandir(folder or "."))
         except OSError:
             continue
-        shadowing |= {each.name.removesuffix(".py") for each in entries if each.name.endswith(".py")}
-        shadowing |= {each.name for each in entries if os.path.isfile(os.path.join(each.path, "__init__.py"))}
+        found = {each.name.removesuffix(".py"): each.path for each in entries if each.name.endswith(".py")}
+        inits = {each.name: os.path.join(each.path, "__init__.py") for each in entries}
+        found |= {name: path for name, path in inits.items() if os.path.isfile(path)}
+        shadowing |= {name for name, path in found.items() if not _is_in_memory(name, path)}
     for name in list(sys.modules):
         if package_of(name) in shadowing and package_of(name) not in OUR_PACKAGES and _is_installed(name):
             del sys.modules[name]
+
+
+def _is_in_memory(package: str, path: str) -> bool:
+    origin = getattr(getattr(sys.modules.get(package), "__spec__", None), "origin", None)
+    return isinstance(origin, str) and os.path.realpath(origin) == os.path.realpath(path)
 
 
 def lies_among_installed(path: str) -> bool:
