@@ -15,7 +15,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -239,16 +239,43 @@ def rebuild_buckets(model: DistributedDataParallel) -> None:
 
 def replace_default_group(group: dist.ProcessGroup | None, world_size: int) -> None:
     """Set the group that ``torch.distributed`` uses where a script names none; None for no group."""
-    world = distributed_c10d._world
     if group is None:
-        world.pg_map.clear()
-        distributed_c10d._update_default_pg(None)
-        return
+        distributed_c10d._world.pg_map.clear()
+    else:
+        note_group(group, world_size)
+    distributed_c10d._update_default_pg(group)
+
+
+def note_group(group: dist.ProcessGroup, world_size: int) -> None:
+    """Let ``torch.distributed`` know a group of all ranks."""
+    world = distributed_c10d._world
     world.pg_map[group] = (Backend.GLOO, HashStore())
     world.pg_names[group] = GroupName("elastune")
     world.pg_group_ranks[group] = {rank: rank for rank in range(world_size)}
     world.pg_backend_config[group] = "cpu:gloo,cuda:gloo"
-    distributed_c10d._update_default_pg(group)
+    world.pg_to_tag[group] = ""
+
+
+def note_another_group(group: dist.ProcessGroup, world_size: int) -> None:
+    """Let ``torch.distributed`` know a group of all ranks beside the default one, by a name of its own."""
+    note_group(group, world_size)
+    _distributed_c10d._register_process_group(group.group_name, group)
+
+
+def knows_group(group: dist.ProcessGroup) -> bool:
+    """Tell whether ``torch.distributed`` knows a group, which a script may have destroyed."""
+    return group in distributed_c10d._world.pg_map
+
+
+def give_new_groups(give: Callable[[Sequence[int] | None], dist.ProcessGroup | None]) -> None:
+    """Have ``give`` answer ``torch.distributed.new_group(ranks)``; where it gives None, torch makes the group."""
+    original = distributed_c10d._new_group_with_tag
+
+    def new_group(ranks: Sequence[int] | None = None, *arguments: Any, **options: Any) -> Any:
+        given = give(ranks)
+        return original(ranks, *arguments, **options) if given is None else given
+
+    distributed_c10d._new_group_with_tag = new_group
 
 
 def name_group(group: dist.ProcessGroup) -> None:

@@ -90,6 +90,11 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]  # it is withou
         self._processes = processes_started()
         appear_alone()
 
+    def wait_for_everyone(self) -> None:
+        """Wait for the other replicas, once they train together; before that each comes when it does."""
+        if get_core().generation.joined and torch.distributed.is_initialized():
+            torch.distributed.barrier()
+
     def prepare(self, *args: Any, device_placement: Any = None) -> Any:
         """Prepare objects like `accelerate.Accelerator.prepare`; pass a model in the same call as its optimizer."""
         taken = [self._elastic_loader(each) if isinstance(each, DataLoader) else each for each in args]

@@ -19,7 +19,14 @@ from dist_core.errors import InvalidTraining, PeerLost
 from dist_core.generations.generation import Generation
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.state.position import Position
-from dist_core.torch_private import replace_default_group, work_of
+from dist_core.torch_private import (
+    give_new_groups,
+    knows_group,
+    note_another_group,
+    note_group,
+    replace_default_group,
+    work_of,
+)
 from dist_core.trial.rendezvous import Rendezvous
 
 
@@ -47,10 +54,28 @@ class ElasticWorld(dist.ProcessGroup):
         self._together = together
         self._takes_part = takes_part
         self._rank, self._expected = rank, expected
+        self._twins: list[ElasticWorld] = []
 
     def install(self) -> None:
         """Become torch's default group; called whenever the set of replicas changes."""
+        self._twins = [twin for twin in self._twins if knows_group(twin)]
         replace_default_group(self, self.size())
+        for twin in self._twins:
+            note_group(twin, self.size())
+
+    def twin(self) -> ElasticWorld:
+        """Return another group of the same replicas, which a script may destroy."""
+        twin = ElasticWorld(
+            self._generation,
+            self._position,
+            self._together,
+            rank=self._rank,
+            expected=self._expected,
+            takes_part=self._takes_part,
+        )
+        note_another_group(twin, self.size())
+        self._twins.append(twin)
+        return twin
 
     def remove(self) -> None:
         replace_default_group(None, 0)
@@ -63,6 +88,10 @@ class ElasticWorld(dist.ProcessGroup):
 
     def name(self) -> str:
         return "elastune"
+
+    @property
+    def group_name(self) -> str:  # type: ignore[override]  # a name is a text with a type of torch's own
+        return f"elastune-{id(self)}"
 
     def getBackendName(self) -> str:  # noqa: N802  # torch's name
         return "elastune"
@@ -182,6 +211,22 @@ for _name, _shown in {
     "reduce_scatter_single_coalesced": "reduce_scatter in a coalescing manager",
 }.items():
     setattr(ElasticWorld, _name, _refused(_shown))
+
+
+def _group_of(ranks: Sequence[int] | None) -> dist.ProcessGroup | None:
+    """Return the group that a script makes of these ranks; None where the default group is none of ours."""
+    world = dist.GroupMember.WORLD if dist.is_initialized() else None
+    if not isinstance(world, ElasticWorld):
+        return None
+    if ranks is None or sorted(ranks) == list(range(world.size())):
+        return world.twin()
+    raise InvalidTraining(
+        f"torch.distributed.new_group was given the ranks {list(ranks)} of {world.size()}, and the ranks of an elastic "
+        "trial change while it runs; leave them out, for the group of all replicas"
+    )
+
+
+give_new_groups(_group_of)
 
 
 def _listed(tensors: Any) -> list[torch.Tensor]:

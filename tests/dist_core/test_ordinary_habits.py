@@ -592,7 +592,10 @@ def a_metric_by_all_reduce(kit: Kit) -> list[float]:
             for x, y in valid:
                 sums += torch.tensor([mse(wrapped(x), y, reduction="sum").item(), len(x)], dtype=torch.float64)
         if dist.is_initialized():
-            dist.all_reduce(sums)
+            # Groups of all replicas are made and destroyed, as libraries do.
+            group = dist.new_group()
+            dist.all_reduce(sums, group=group)
+            dist.destroy_process_group(group)
             assert dist.get_world_size() == dist_core.world_size() and dist.get_rank() == dist_core.rank()
             everybody = [torch.zeros(1) for _ in range(dist.get_world_size())]
             dist.all_gather(everybody, torch.tensor([float(dist.get_rank())]))

@@ -134,6 +134,11 @@ def with_a_sampler_of_its_own_mind(kit: Kit) -> None:
             optimizer.step()
 
 
+def with_a_group_of_some_ranks(kit: Kit) -> None:
+    one_step(kit, lambda *_: None)
+    torch.distributed.new_group([0])
+
+
 def with_rates_of_its_own(kit: Kit) -> None:
     def step(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> None:
         optimizer.param_groups[0]["lr"] = 0.1 + dist_core.rank()
@@ -372,6 +377,7 @@ def with_the_batch_written_down(kit: Kit) -> None:
 
 
 REFUSALS: list[tuple[Habit, str, int]] = [
+    (with_a_group_of_some_ranks, r"new_group was given the ranks \[0\] of 2", PAIR),
     (with_torchs_own_wrapper, "DistributedDataParallel calls collectives when it is created", PAIR),
     (with_schedules_that_nobody_gave, "sets the learning rate of SGD but was not given", 1),
     (with_lbfgs, "LBFGS needs a closure, which it may evaluate several times", 1),

@@ -15,7 +15,7 @@ from scheduler.client.connection import SchedulerClient
 from scheduler.host.embedded import EmbeddedScheduler
 from tests.support import objectives
 from tests.support.nni_experiment import NniExperiment
-from tests.support.nni_scripts import x_of
+from tests.support.nni_scripts import REPORTS, x_of
 from tests.support.project import ROOT
 from tuner_bridge import optimize
 
@@ -210,8 +210,9 @@ def test_a_study_and_an_experiment_share_one_scheduler(
     client: SchedulerClient = shared.start()
     monkeypatch.setenv("ELASTUNE_URL", client.url)
     monkeypatch.setenv("ELASTUNE_TOKEN", client.token)
-    made = experiment(maxTrialNumber=6)
-    made.environ |= {"ELASTUNE_URL": client.url, "ELASTUNE_TOKEN": client.token, "STEP_SECONDS": "2"}
+    # Its trials have the scheduler's environment, and are to be seen running.
+    made = experiment(REPORTS.replace("0.05", "0.5"), maxTrialNumber=6)
+    made.environ |= {"ELASTUNE_URL": client.url, "ELASTUNE_TOKEN": client.token}
     made.config["experimentName"] = "digits"
     made.config["trainingService"] = {"platform": "tuner_bridge", "weight": 2, "priority": 1, "yieldsTo": ["beside"]}
     made.create()
