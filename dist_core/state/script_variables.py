@@ -39,6 +39,8 @@ NUMBERS_AND_TEXTS = (type(None), bool, int, float, str)
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _NOTHING = object()
 _OURS = ("dist_core", "tuner_bridge", "trials", "scheduler")
+_SERVED = ("accelerate", "lightning", "optuna", "pytorch_lightning", "torch", "transformers", "trl")
+"""Libraries whose objects a trial has by other ways, or whose state is not to be touched."""
 _GLOBAL = "global "
 NAME = "variables"
 """Name of this state among the trial's."""
@@ -139,7 +141,7 @@ class ScriptVariables(Listener):
                 if _is_plain(value, MOST_ITEMS):
                     self._put(path, value, present.get(path))
                 else:
-                    _load_into(present.get(path), value.content)
+                    self._load_into(path, present.get(path), value.content)
 
         return undo
 
@@ -182,7 +184,7 @@ class ScriptVariables(Listener):
                 continue
             self._have_changed[path] = None
             if "state" in content:
-                _load_into(present.get(path), content["state"])
+                self._load_into(path, present.get(path), content["state"])
             elif "generator" in content:
                 _set_generator(present.get(path), content["generator"])
             else:
@@ -190,6 +192,17 @@ class ScriptVariables(Listener):
                 if present.get(path) is None and "kind" in content:
                     value = set(value) if content["kind"] == "set" else deque(value)
                 self._put(path, value, present.get(path))
+
+    def _load_into(self, path: str, present: Any, content: dict[str, Any]) -> None:
+        if not (_is_module(present) or _is_stateful(present)):
+            return
+        try:
+            present.load_state_dict(content)
+        except Exception:
+            if _is_users_class(type(present)):
+                raise
+            # A library's object that takes its state in a certain moment only.
+            self._tell(path)
 
     def _tell(self, path: str) -> None:
         if path in self._warned_paths:
@@ -355,7 +368,7 @@ def _is_stateful(value: Any) -> bool:
         callable(getattr(value, "state_dict", None))
         and callable(getattr(value, "load_state_dict", None))
         and not isinstance(value, (type, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler))
-        and _is_users_class(type(value))
+        and type(value).__module__.partition(".")[0] not in (*_OURS, *_SERVED)
     )
 
 
@@ -474,11 +487,6 @@ def _copied_plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _copied_plain(each) for key, each in value.items()}
     return value
-
-
-def _load_into(present: Any, content: dict[str, Any]) -> None:
-    if _is_module(present) or _is_stateful(present):
-        present.load_state_dict(content)
 
 
 def placed(value: Any, present: Any) -> Any:

@@ -225,3 +225,43 @@ def test_a_count_by_enumerate_is_known_where_it_is_used() -> None:
     for _ in batches(looks):
         break
     assert looks[::2] == [True, False, False]
+
+
+class Shadow:
+    """An average of weights as a library has it: it keeps no attribute that scripts would know."""
+
+    __module__ = "averages.shadow"
+
+    def __init__(self, *, takes_its_state: bool = True) -> None:
+        self.weights, self.takes_its_state = [torch.zeros(2)], takes_its_state
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if not self.takes_its_state:
+            raise ValueError("not now")
+        self.weights = [each.clone() for each in state["weights"]]
+
+
+@pytest.mark.parametrize("takes_its_state", [True, False])
+def test_objects_of_libraries_travel_by_their_state_or_are_told_of(takes_its_state: bool) -> None:
+    def code(variables: ScriptVariables, numbers: range) -> list[float]:
+        average = Shadow(takes_its_state=takes_its_state)
+        for _ in epochs(variables, numbers):
+            average.weights[0] += 1.0
+        found: list[float] = average.weights[0].tolist()
+        return found
+
+    told: list[str] = []
+    first, second = of_script(), of_script(told.append)
+    state: dict[str, Any] = {}
+
+    def until_two() -> Iterator[int]:
+        yield from range(2)
+        state.update(first.state_dict())
+
+    code(first, until_two())  # type: ignore[arg-type]  # numbers are what is asked for
+    second.load_state_dict(state)
+    assert code(second, range(2, 4)) == ([4.0, 4.0] if takes_its_state else [2.0, 2.0])
+    assert bool(told) is not takes_its_state
