@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from dist_core.data.order import StepPlan
+from dist_core.errors import UNDIVIDED
 from dist_core.gradients.loss_means import Graph, graph_of, other_than_mean
 from dist_core.gradients.mixed_samples import mixes_samples
 from dist_core.gradients.step_place import StepPlace
@@ -36,6 +37,16 @@ class BatchLooks:
         self._model = type(module).__name__
         self._norms = [each for each in module.modules() if is_batch_norm(each)]
         """Layers that normalise over the samples of a pass; none once that has been told of."""
+        self._buffers = [
+            (name, each)
+            for layer in module.modules()
+            if not is_batch_norm(layer)
+            for name, each in layer.named_buffers(recurse=False)
+            if each.is_floating_point()
+        ]
+        """Buffers that no batch norm has; none once their changes have been looked at."""
+        self._versions: list[int] = []
+        """Version of each of them when the present forward pass began."""
         self._losses_left = self._inputs_left = MOST_LOOKS
         self._outputs: list[torch.Tensor] = []
         """Outputs of the present pass."""
@@ -57,6 +68,7 @@ class BatchLooks:
         if present != self._pass:
             self._compare_passes(begins_step=present[0] != self._pass[0])
             self._pass, self._carried, self._outputs = present, storages_of(self._outputs), []
+        self._versions = [each._version for _, each in self._buffers] if self._place.has_several_passes else []
         if not self._inputs_left or not (self._divides or self._core.environment is not None):
             return
         self._inputs_left -= 1
@@ -75,6 +87,23 @@ class BatchLooks:
             self._outputs += tensors_in(output)
         if self._norms and self._divides:
             self._look_at_norms(self._place.step)
+        if self._versions:
+            self._look_at_buffers()
+
+    def _look_at_buffers(self) -> None:
+        """Warn of a buffer that each forward pass writes, in the first pass of the first step that has several."""
+        changed = [
+            name
+            for (name, each), version in zip(self._buffers, self._versions, strict=True)
+            if each._version != version
+        ]
+        self._buffers, self._versions = [], []
+        if changed:
+            self._warn(
+                f"each forward pass of {self._model} in training changes its buffer {changed[0]!r}, as spectral norms "
+                "and moving averages do, and a step's batch comes in several passes here: it changes more often than "
+                f"with the script's batches. Where that matters, train each batch {UNDIVIDED}"
+            )
 
     def _look_at_norms(self, step: StepPlan) -> None:
         """Warn of batch norms that see fewer samples at a time than the script gives them."""

@@ -198,6 +198,12 @@ def with_a_norm() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
 
 
+def with_spectral_norm() -> torch.nn.Module:
+    torch.manual_seed(0)
+    layer = torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(6, 3))
+    return torch.nn.Sequential(layer, torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
+
+
 def said(
     kit: Kit, *, loss: Step = sum_of_squares, model: Callable[[], torch.nn.Module] = network, about: str = "the loss is"
 ) -> list[str]:
@@ -271,6 +277,17 @@ def test_batch_norms_that_see_fewer_samples_are_told_of_once(replicas: int, pass
     first, *others = as_trial(said_of_norms, replicas, passes)
     assert len(first) == (1 if replicas * passes > 1 else 0)
     assert not first or "over the 12 samples of a replica's pass instead of the script's 24" in first[0]
+    assert not any(others)
+
+
+@pytest.mark.parametrize(("replicas", "passes"), [(2, 1), (1, 2), (1, 1)])
+def test_buffers_that_forward_passes_write_are_told_of_once_where_a_step_has_several(
+    replicas: int, passes: int
+) -> None:
+    first, *others = as_trial(
+        partial(said, loss=squares, model=with_spectral_norm, about="changes its buffer '_u'"), replicas, passes
+    )
+    assert len(first) == (1 if passes > 1 else 0)
     assert not any(others)
 
 
