@@ -34,7 +34,7 @@ def mixes_samples(loss: torch.Tensor, rows: int, outputs: Sequence[torch.Tensor]
         return False
     model = {each.grad_fn for each in outputs if each is not loss and each.grad_fn is not None}
     nodes = list(walk([loss.grad_fn], lambda node: node in model))
-    if any("BatchNorm" in node.name() or isinstance(node, BackwardCFunction) for node in nodes):
+    if any("BatchNorm" in node.name() or isinstance(node, BackwardCFunction) for node in nodes if node not in model):
         # A norm mixes samples by itself, and is told of.
         return False
     if any(_takes_distances(node, model, rows) for node in nodes):
@@ -73,7 +73,10 @@ def _uppermost(outputs: set[Any]) -> set[Any]:
 
 def _depends_on_others(loss: torch.Tensor, rows: int, outputs: Sequence[torch.Tensor]) -> bool:
     """Differentiate the gradients of half of the samples, and look at what that is for the other half."""
-    first = torch.autograd.grad(loss, outputs, create_graph=True)
+    given = torch.autograd.grad(loss, outputs, create_graph=True, allow_unused=True)
+    # Outputs of one node may be there for others than this loss.
+    used = [(gradient, output) for gradient, output in zip(given, outputs, strict=True) if gradient is not None]
+    first, outputs = [gradient for gradient, _ in used], [output for _, output in used]
     halves = [_halves(output, rows) for output in outputs]
     probe = torch.zeros((), device=loss.device)
     for gradient, output, (ours, _) in zip(first, outputs, halves, strict=True):

@@ -125,7 +125,7 @@ class BatchLooks:
             self._graphs.append(graph_of(loss))
         rows = 0 if place.step is None else len(place.step.micro_batches[place.index])
         # A replica without samples in this step computes on one that counts for nothing.
-        if place.step is None or not rows or not self._divides or place.amounts or not place.computed:
+        if place.step is None or not rows or not self._divides or not place.computed:
             return
         if not self._losses_left:
             return
@@ -134,6 +134,9 @@ class BatchLooks:
             # Below one model's outputs another one may lie, whose hooks and norms are none of this loss's.
             if len(self._core.models) == 1 and mixes_samples(loss, rows, self._outputs):
                 other: str | None = _MIXED
+            elif place.amounts:
+                # The script, or its trainer, has said what the loss is a mean over.
+                other = None
             else:
                 other = other_than_mean(
                     loss, rows, self._outputs, batch=place.step.global_batch, denominator=place.denominator

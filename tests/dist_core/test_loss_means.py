@@ -320,6 +320,26 @@ def test_a_loss_that_compares_samples_is_known_where_the_model_ends() -> None:
     assert not mixes_samples(functional.cross_entropy(within, labels % CLASSES), ROWS, [within])
 
 
+def test_outputs_that_come_through_one_node_are_looked_at_as_well() -> None:
+    """DDP leads all outputs of a model through a node of its own where weights may be unused."""
+
+    class Sink(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return tuple(each.clone() for each in tensors)
+
+        @staticmethod
+        def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return gradients
+
+    torch.manual_seed(0)
+    hidden = torch.nn.Linear(CLASSES, CLASSES)(torch.randn(ROWS, CLASSES))
+    outputs, unused = Sink.apply(hidden, hidden.tanh())
+    labels = torch.arange(ROWS)
+    assert mixes_samples(functional.cross_entropy(outputs @ outputs.T, labels), ROWS, [outputs, unused])
+    assert not mixes_samples(functional.cross_entropy(outputs, labels % CLASSES), ROWS, [outputs, unused])
+
+
 class Carrying(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
