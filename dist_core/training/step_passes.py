@@ -74,6 +74,8 @@ class StepPasses(Passes):
     def begin(self, step: StepPlan, index: int, *, measures: bool) -> None:
         """Begin the pass of micro-batch ``index``; ``measures``: its gradients feed the noise scale."""
         stepped_before = self.place.passed_step
+        # A forward pass that no backward pass has come through is none of this one's.
+        self._backward.forget()
         self.place.begin_micro_batch(step, index, measures=measures)
         world_size = self._core.generation.group.world_size
         even = step.global_batch / (world_size * len(step.micro_batches))
@@ -293,6 +295,8 @@ class StepPasses(Passes):
                 f"when the training loop {habit}, because the replicas' summed gradients or loss scales would then "
                 "differ"
             )
+        # What gives the others zeros reaches all weights, and is no backward pass of the loop's.
+        self._backward.forget()
         for _ in range(self._usual_reductions):
             self.over.reduce_nothing()
 
