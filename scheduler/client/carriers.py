@@ -91,7 +91,12 @@ class Carrier:
             if not may_repeat:
                 raise NoAnswer(str(error) or type(error).__name__) from error
             return self.ask(request)
-        self._idle.append(connection)
+        except BaseException:
+            connection.close()
+            raise
+        if connection.sock is not None:
+            # The server has not said that it closes it.
+            self._idle.append(connection)
         if self._closed:
             self.close()
         return answer

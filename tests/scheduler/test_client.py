@@ -58,6 +58,8 @@ class Echo(BaseHTTPRequestHandler):
         said = json.dumps(asked).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(said)))
+        if "last" in self.path:
+            self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(said)
         # Without a word to the client, as a server does that has waited long enough.
@@ -99,6 +101,7 @@ def test_what_is_asked_arrives(client: SchedulerClient) -> None:
         assert asked == ["POST", "/below/trials", bearer, "application/json"]
         client.send("/packages/1", b"bytes")
         assert client.request("POST", "/poke")[2] == ""
+        assert client.request("GET", "/last")[1] == "/below/last"
         # The next question finds its connection closed.
         assert client.request("DELETE", "/once")[:2] == ["DELETE", "/below/once"]
         time.sleep(0.05)
