@@ -315,7 +315,8 @@ class ScheduleSteps:
             return original(*args, **kwargs)
         adaptation = core.adaptation
         batches_vary = adaptation is not None and adaptation.bounds.adaptive
-        if args and in_loop and (batches_vary or self._place.has_several_passes) and takes_position(schedule):
+        counts_passes = self._place.has_several_passes and args and isinstance(args[0], float)
+        if args and in_loop and (batches_vary or counts_passes) and takes_position(schedule):
             # The loop's own count of batches says little when their size changes, or a step has several of them.
             return original(core.epoch_position)
         if args or kwargs or not in_loop or not batches_vary:

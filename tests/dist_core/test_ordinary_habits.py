@@ -94,6 +94,14 @@ def a_weight_that_only_the_loss_uses(kit: Kit) -> list[float]:
     return weights_of(model)
 
 
+@pytest.mark.parametrize(("replicas", "passes"), [(1, 1), (1, 3), (2, 1), (2, 3)])
+def test_a_schedule_by_the_part_of_the_epoch_counts_batches_and_not_passes(replicas: int, passes: int) -> None:
+    """Replicas that join in an epoch count otherwise, and are told so."""
+    expected = in_plain_pytorch(a_schedule_by_the_part_of_the_epoch)
+    for weights in as_trial(a_schedule_by_the_part_of_the_epoch, replicas, passes):
+        assert weights == pytest.approx(expected, abs=1e-5)
+
+
 class Normal(nn.Module):
     """Gives a distribution, as policies do: an object in which nobody finds a tensor."""
 
@@ -135,7 +143,6 @@ def a_penalty_with_a_backward_pass_of_its_own(kit: Kit) -> list[float]:
     return simple(kit, step)
 
 
-@habit
 def a_schedule_by_the_part_of_the_epoch(kit: Kit) -> list[float]:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
