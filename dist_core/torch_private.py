@@ -237,28 +237,30 @@ def rebuild_buckets(model: DistributedDataParallel) -> None:
         model._has_rebuilt_buckets = True
 
 
-def replace_default_group(group: dist.ProcessGroup | None, world_size: int) -> None:
+def replace_default_group(group: dist.ProcessGroup | None) -> None:
     """Set the group that ``torch.distributed`` uses where a script names none; None for no group."""
     if group is None:
         distributed_c10d._world.pg_map.clear()
     else:
-        note_group(group, world_size)
+        note_group(group, "elastune")
     distributed_c10d._update_default_pg(group)
 
 
-def note_group(group: dist.ProcessGroup, world_size: int) -> None:
-    """Let ``torch.distributed`` know a group of all ranks."""
+def note_group(group: dist.ProcessGroup, name: str, backend: str = Backend.GLOO) -> None:
+    """Let ``torch.distributed`` know a group as it is now: its ranks are their own numbers."""
     world = distributed_c10d._world
-    world.pg_map[group] = (Backend.GLOO, HashStore())
-    world.pg_names[group] = GroupName("elastune")
-    world.pg_group_ranks[group] = {rank: rank for rank in range(world_size)}
-    world.pg_backend_config[group] = "cpu:gloo,cuda:gloo"
+    world.pg_map[group] = (backend, HashStore())
+    world.pg_names[group] = GroupName(name)
+    world.pg_group_ranks[group] = {rank: rank for rank in range(group.size())}
+    world.pg_backend_config[group] = "cpu:gloo,cuda:nccl" if backend == "nccl" else "cpu:gloo,cuda:gloo"
     world.pg_to_tag[group] = ""
 
 
-def note_another_group(group: dist.ProcessGroup, world_size: int) -> None:
-    """Let ``torch.distributed`` know a group of all ranks beside the default one, by a name of its own."""
-    note_group(group, world_size)
+def note_another_group(group: dist.ProcessGroup, backend: str = Backend.GLOO) -> None:
+    """Let torch's own parts, too, find a group beside the default one by its name; once."""
+    if knows_group(group):
+        return
+    note_group(group, group.group_name, backend)
     _distributed_c10d._register_process_group(group.group_name, group)
 
 
@@ -278,22 +280,9 @@ def give_new_groups(give: Callable[[Sequence[int] | None], dist.ProcessGroup | N
     distributed_c10d._new_group_with_tag = new_group
 
 
-def name_group(group: dist.ProcessGroup) -> None:
-    """Let torch's own parts find a group that was built beside the default one: its ranks are their own numbers."""
-    world = distributed_c10d._world
-    if group in world.pg_names:
-        return
-    name = group.group_name
-    world.pg_map[group] = (group.name(), HashStore())
-    world.pg_names[group] = name
-    world.pg_group_ranks[group] = {rank: rank for rank in range(group.size())}
-    world.pg_backend_config[group] = "cpu:gloo,cuda:nccl" if group.name() == "nccl" else "cpu:gloo,cuda:gloo"
-    _distributed_c10d._register_process_group(name, group)
-
-
 def mesh_of(group: dist.ProcessGroup, device: str) -> DeviceMesh:
     """Return the processes of a group as a mesh; torch's own function asks the default group for this one's rank."""
-    name_group(group)
+    note_another_group(group, group.name())
     ranks = torch.arange(group.size())
     if "_rank" in inspect.signature(DeviceMesh.__init__).parameters:
         mesh = DeviceMesh(device, ranks, _init_backend=False, _rank=group.rank())
@@ -309,7 +298,7 @@ def mesh_of(group: dist.ProcessGroup, device: str) -> DeviceMesh:
 @contextlib.contextmanager
 def as_default_group(group: dist.ProcessGroup) -> Iterator[None]:
     """Make ``group`` torch's default process group within this block."""
-    name_group(group)
+    note_another_group(group, group.name())
     before = distributed_c10d.GroupMember.WORLD
     distributed_c10d._update_default_pg(group)
     try:

@@ -59,9 +59,9 @@ class ElasticWorld(dist.ProcessGroup):
     def install(self) -> None:
         """Become torch's default group; called whenever the set of replicas changes."""
         self._twins = [twin for twin in self._twins if knows_group(twin)]
-        replace_default_group(self, self.size())
+        replace_default_group(self)
         for twin in self._twins:
-            note_group(twin, self.size())
+            note_group(twin, twin.group_name)
 
     def twin(self) -> ElasticWorld:
         """Return another group of the same replicas, which a script may destroy."""
@@ -73,12 +73,12 @@ class ElasticWorld(dist.ProcessGroup):
             expected=self._expected,
             takes_part=self._takes_part,
         )
-        note_another_group(twin, self.size())
+        note_another_group(twin)
         self._twins.append(twin)
         return twin
 
     def remove(self) -> None:
-        replace_default_group(None, 0)
+        replace_default_group(None)
 
     def rank(self) -> int:
         return self._generation.group.rank if self._generation.joined else self._rank

@@ -159,8 +159,6 @@ class ControlLoop:
         self.inheritance.forget(trial_id)
         self._decide_on_loss_or_end()
 
-    # ------------------------------------------------------------------ what it is told, by any thread
-
     def end_replica(self, replica: ReplicaRecord) -> None:
         """End a replica now; from the shutdown path, after its time to save is over."""
         self._launcher.stop(replica, force=True)

@@ -8,7 +8,7 @@ import re
 import runpy
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -81,13 +81,18 @@ class Script:
             tree = ast.parse(Path(self.path).read_bytes() if self.path is not None else self.code or "")
         except (OSError, SyntaxError, ValueError):
             return ()
-        names: dict[str, None] = {}
-        for node in tree.body:
-            if isinstance(node, ast.Import):
-                names |= dict.fromkeys(alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                names[node.module] = None
-        return tuple(name for name in names if _is_installed(name.partition(".")[0]))
+        return installed_imports(tree.body)
+
+
+def installed_imports(statements: Iterable[ast.stmt]) -> tuple[str, ...]:
+    """Return the modules of installed packages that these statements import, those within them left out."""
+    names: dict[str, None] = {}
+    for node in statements:
+        if isinstance(node, ast.Import):
+            names |= dict.fromkeys(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names[node.module] = None
+    return tuple(name for name in names if _is_installed(name.partition(".")[0]))
 
 
 @contextmanager

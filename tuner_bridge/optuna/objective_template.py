@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib.util
 import inspect
+import itertools
 import logging
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -21,7 +21,7 @@ from trials.spec import check_replica_bounds, sizes_from
 from tuner_bridge.driving.pickling import Pickled, pickled
 from tuner_bridge.driving.template import TrialTemplate, own_python_path, sizes_within
 from tuner_bridge.errors import BridgeError, InvalidSweep
-from tuner_bridge.in_replica.scripts import Script
+from tuner_bridge.in_replica.scripts import Script, installed_imports
 from tuner_bridge.in_replica.shipped import has_code
 from tuner_bridge.optuna.named_study import NamedStudy
 from tuner_bridge.optuna.program import Program
@@ -133,8 +133,8 @@ def _installed(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(name for name in installed if not name.startswith("_")))
 
 
-def _imported_first(objective: Callable[[Any], Any]) -> Iterator[str]:
-    """Yield modules of installed packages with whose imports the objective's body begins.
+def _imported_first(objective: Callable[[Any], Any]) -> tuple[str, ...]:
+    """Return the modules of installed packages with whose imports the objective's body begins.
 
     Later ones are left to its replicas: what comes before them may decide what they find.
     """
@@ -146,26 +146,14 @@ def _imported_first(objective: Callable[[Any], Any]) -> Iterator[str]:
     try:
         found = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     except (OSError, TypeError, SyntaxError):
-        return
-    for statement in getattr(found, "body", ()):
-        if isinstance(statement, ast.Import):
-            names = [each.name for each in statement.names]
-        elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
-            names = [statement.module]
-        elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-            continue
-        else:
-            return
-        yield from (name for name in names if _is_installed(package_of(name)))
+        return ()
+    first = itertools.takewhile(_imports_or_describes, getattr(found, "body", ()))
+    return tuple(name for name in installed_imports(first) if package_of(name) not in OUR_PACKAGES)
 
 
-def _is_installed(package: str) -> bool:
-    try:
-        spec = None if package in OUR_PACKAGES else importlib.util.find_spec(package)
-    except ValueError:
-        # A module of the driver's own making, such as ``__main__``.
-        return False
-    return spec is not None and lies_among_installed(spec.origin or "")
+def _imports_or_describes(statement: ast.stmt) -> bool:
+    is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    return is_text or isinstance(statement, ast.Import | ast.ImportFrom)
 
 
 def _home_of(value: Any) -> str | None:
