@@ -68,30 +68,26 @@ class Scaled(nn.Module):
 
 @habit
 def a_weight_among_the_outputs(kit: Kit) -> list[float]:
-    model = Scaled()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
-    for _ in kit.epochs(3):
-        for x, y in loader:
-            outputs, scale = wrapped(x)
-            optimizer.zero_grad()
-            mse(outputs * scale, y).backward()
-            optimizer.step()
-    return weights_of(model)
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+        outputs, scale = model(x)
+        optimizer.zero_grad()
+        mse(outputs * scale, y).backward()
+        optimizer.step()
+
+    return simple(kit, step, model=Scaled())
 
 
 @habit
 def a_weight_that_only_the_loss_uses(kit: Kit) -> list[float]:
-    model = Scaled()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
-    for _ in kit.epochs(3):
-        for x, y in loader:
-            optimizer.zero_grad()
-            outputs, _ = wrapped(x)
-            mse(outputs * model.scale.exp(), y).backward()
-            optimizer.step()
-    return weights_of(model)
+    scaled = Scaled()
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        outputs, _ = model(x)
+        mse(outputs * scaled.scale, y).backward()
+        optimizer.step()
+
+    return simple(kit, step, model=scaled)
 
 
 @pytest.mark.parametrize(("replicas", "passes"), [(1, 1), (1, 3), (2, 1), (2, 3)])
@@ -114,15 +110,12 @@ class Normal(nn.Module):
 
 
 def outputs_that_are_objects(kit: Kit) -> list[float]:
-    model = Normal()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
-    for _ in kit.epochs(2):
-        for x, y in loader:
-            optimizer.zero_grad()
-            (-wrapped(x).log_prob(y).mean()).backward()
-            optimizer.step()
-    return weights_of(model)
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        (-model(x).log_prob(y).mean()).backward()
+        optimizer.step()
+
+    return simple(kit, step, model=Normal())
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -31,6 +31,7 @@ from tests.support.habits import (
 )
 from tests.support.shared_habits import (
     mse,
+    simple,
 )
 
 
@@ -327,17 +328,14 @@ def with_updates_in_the_backward_pass(kit: Kit) -> None:
 
 
 def with_gradients_that_it_sets(kit: Kit) -> list[float]:
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
-    for _ in kit.epochs(2):
-        for x, y in loader:
-            weights = list(model.parameters())
-            for weight, gradient in zip(weights, torch.autograd.grad(mse(wrapped(x), y), weights), strict=True):
-                weight.grad = gradient
-            optimizer.step()
-            optimizer.zero_grad()
-    return weights_of(model)
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+        weights = list(model.parameters())
+        for weight, gradient in zip(weights, torch.autograd.grad(mse(model(x), y), weights), strict=True):
+            weight.grad = gradient
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return simple(kit, step)
 
 
 def with_norms_of_gradients(kit: Kit) -> None:

@@ -29,9 +29,11 @@ def habit(function: Habit) -> Habit:
     return function
 
 
-def simple(kit: Kit, step: Callable[..., Any], *, norm: bool = False, **options: Any) -> list[float]:
+def simple(
+    kit: Kit, step: Callable[..., Any], *, norm: bool = False, model: nn.Module | None = None, **options: Any
+) -> list[float]:
     """Three epochs; ``step(model, optimizer, x, y)`` is the body of the loop."""
-    model = network(norm=norm)
+    model = model or network(norm=norm)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     loader = kit.loader(examples())
     wrapped = kit.wrap(model, optimizer, **options)
