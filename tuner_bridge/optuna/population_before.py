@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +14,19 @@ from tuner_bridge.optuna.bandit import Stretch
 from tuner_bridge.optuna.population import ELASTIC, MEMBER, PARENT, Population
 
 
+def stretch_before(step: int, stretches: Iterable[FrozenTrial]) -> int | None:
+    """Return the number of the stretch, of those of one elastic trial, that a step continues."""
+    return next((each.number for each in stretches if step - 1 in each.intermediate_values), None)
+
+
 @dataclass(frozen=True, slots=True)
 class Left:
     """A member as it was left."""
 
     stretch: FrozenTrial
     """Its last stretch."""
+    parent: int | None
+    """Stretch that the first report of one under way continues; None where it has made none, or continues none."""
     trial_id: str
     """Elastic trial of that, as far as the scheduler has it."""
     stretches: int
@@ -93,6 +100,7 @@ class PopulationBefore:
             ended_with = last.intermediate_values[step]
         return Left(
             stretch=last,
+            parent=self._continued_by(last),
             trial_id=trial_id if trial_id in self._live else "",
             stretches=sum(trial.state is TrialState.COMPLETE for trial in own),
             began_with=self._began_with(last),
@@ -112,6 +120,14 @@ class PopulationBefore:
 
     def _parent_of(self, trial: FrozenTrial) -> FrozenTrial | None:
         return self._by_number.get(trial.user_attrs.get(PARENT, -1))
+
+    def _continued_by(self, trial: FrozenTrial) -> int | None:
+        parent = self._parent_of(trial)
+        if parent is None or not trial.intermediate_values or trial.state is not TrialState.RUNNING:
+            return None
+        elastic = self.trial_id_of(parent)
+        stretches = [each for each in self.trials if self.trial_id_of(each) == elastic]
+        return stretch_before(min(trial.intermediate_values), stretches)
 
     def _began_with(self, trial: FrozenTrial) -> float | None:
         """Return the score at the end of the latest complete stretch that a stretch goes back to."""

@@ -30,7 +30,7 @@ from tuner_bridge.optuna.population import (
     Standings,
     begin_stretch,
 )
-from tuner_bridge.optuna.population_before import Left, PopulationBefore
+from tuner_bridge.optuna.population_before import Left, PopulationBefore, stretch_before
 from tuner_bridge.optuna.trial_driver import TRIAL_ATTRIBUTE, Begun, OptunaDriver
 
 logger = logging.getLogger(__name__)
@@ -169,8 +169,12 @@ class PopulationSweep:
             time=left.time,
             is_over=left.is_over,
         )
-        if PARENT in stretch.user_attrs and not left.goes_back and not stretch.intermediate_values:
-            member.parent_id = self._driver.parent_of(member.trial)
+        if PARENT in stretch.user_attrs and not left.goes_back:
+            if not stretch.intermediate_values:
+                member.parent_id = self._driver.parent_of(member.trial)
+            elif left.parent is not None:
+                # The driver may have been killed between the first report and the naming of the parent.
+                member.trial.set_user_attr(PARENT, left.parent)
         if left.ended_with is not None and not left.is_over:
             member.score = member.began_with = self._sign * left.ended_with
             member.time += 1
@@ -306,9 +310,10 @@ class PopulationSweep:
         """Name the stretch whose state a successor has: the winner trained on until it was asked to save."""
         with self._standings.lock:
             stretches, member.parent_id = self._stretches[member.parent_id], ""
-        for stretch in stretches:
-            if step - 1 in self._study._storage.get_trial(stretch._trial_id).intermediate_values:
-                trial.set_user_attr(PARENT, stretch.number)
+            present = [self._study._storage.get_trial(stretch._trial_id) for stretch in stretches]
+        parent = stretch_before(step, present)
+        if parent is not None:
+            trial.set_user_attr(PARENT, parent)
 
     def _goes_on_from_another(self, member: Member) -> bool:
         """Have a member go on from the best that still trains; False where there is none."""

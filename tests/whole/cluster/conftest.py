@@ -11,9 +11,11 @@ from tests.support.cluster.rig import (
     apply,
     beside_the_nodes_to_kill,
     installed,
+    is_terminating,
     kubectl,
     left_behind,
     tidy,
+    until,
 )
 
 OWN_INSTALLATIONS = "test_installations.py"
@@ -44,6 +46,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
     A scheduler that leads and one that stands by; another namespace whose trials are looked after; nodes that are asked
     for while trials wait for them.
     """
+    # Of tests that ran just before, and are tried again.
+    until(lambda: not is_terminating(TEAM), 120.0, "the namespace of the last tests is gone")
     apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": TEAM}})
     try:
         with installed(
