@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from benchmarks.frame import Measurement
+from dist_core.larger.stages import stages_of
 from dist_core.partition.balance import PipelineTerms, partition, partition_at
 from dist_core.partition.blocks import BlockCosts, StageDevice
 from dist_core.partition.measure import measure_blocks
-from dist_core.partition.split import stages_of
 
 STAGES = (2, 4, 8)
 TERMS = PipelineTerms(microbatches=16)

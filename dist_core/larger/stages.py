@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from dist_core.errors import InvalidTraining
 from dist_core.partition.balance import Partition, PipelineTerms, partition, partition_at
 from dist_core.partition.blocks import BlockCosts, StageDevice
 from dist_core.partition.measure import DeviceProfile, ties_between
-from dist_core.partition.split import without_other_blocks
 
 ANY_DEVICE = DeviceProfile(flops_per_second=1e12, bytes_per_second=1e11)
 """Only how blocks compare with each other matters: every process has to find the same cuts, so none is measured."""
@@ -181,3 +180,41 @@ def _recomputed(forward: Callable[..., Any], *arguments: Any, **named: Any) -> A
     if not torch.is_grad_enabled():
         return forward(*arguments, **named)
     return checkpoint(forward, *arguments, use_reentrant=False, **named)
+
+
+# ---------------------------------------------------------------------- the part of a model that a stage is
+
+
+class HandsOn(nn.Module):
+    """Placeholder for a block of another stage."""
+
+    def forward(self, first: Any, *_: Any, **__: Any) -> Any:
+        return first
+
+
+def without_other_blocks(
+    model: nn.Module, names: Sequence[str], kept: Collection[str], *, memo: dict[int, Any] | None = None
+) -> nn.Module:
+    """Return a copy of the model with ``kept`` of the blocks ``names``; what is no block is in every stage.
+
+    ``memo``: what is not to be copied but to be the same here and there, by its identity, as for ``copy.deepcopy``.
+    """
+    unknown = sorted(set(kept) - set(names))
+    if unknown:
+        raise InvalidTraining(f"{unknown[0]!r} is not a block of this model; its blocks are {', '.join(names)}")
+    stage = copy.deepcopy(model, memo)
+    for name in names:
+        if name not in kept:
+            path, _, last = name.rpartition(".")
+            holder = stage.get_submodule(path)
+            if isinstance(holder, (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
+                # By its key: what stays is not numbered anew.
+                del holder._modules[last]
+            else:
+                setattr(holder, last, HandsOn())
+    return stage
+
+
+def stages_of(model: nn.Module, names: Sequence[str], found: Partition) -> list[nn.Module]:
+    """Return a model for each stage; the output of one is the input of the next."""
+    return [without_other_blocks(model, names, {block.name for block in stage.blocks}) for stage in found.stages]

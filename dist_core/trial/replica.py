@@ -54,13 +54,12 @@ from dist_core.trial.epochs import Epochs, Resumption
 from dist_core.trial.healing import Healing, Heals, NoHealing, TrainingSurvivor
 from dist_core.trial.loops import EvaluationState, Loops, OutsideOfLoops, Rerun
 from dist_core.trial.models import Models
-from dist_core.trial.moving_buffers import MovingBuffers
 from dist_core.trial.pacing import Hinting, LoopHabits, Pacing
 from dist_core.trial.participants import PacingLoader
 from dist_core.trial.plain_replica import PlainReplica
 from dist_core.trial.rendezvous import MetricMean, Rendezvous
 from dist_core.trial.rollback import Rollback
-from dist_core.trial.same_weights import SameWeights
+from dist_core.trial.same_weights import MovingBuffers, SameWeights
 from dist_core.trial.saving import Saving
 from dist_core.trial.script_habits import ScriptHabits
 from dist_core.trial.steps import SharedStep, Steps

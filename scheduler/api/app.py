@@ -21,7 +21,7 @@ from scheduler.api.gate import Gate
 from scheduler.api.hot_routes import STATUSES, HotFirst, refusal
 from scheduler.api.replica_side import replica_routes
 from scheduler.api.service import Service
-from scheduler.loop.watchdog import STUCK_SECONDS
+from scheduler.loop.loop_thread import STUCK_SECONDS
 
 
 def create_app(service: Service) -> FastAPI:

@@ -15,7 +15,7 @@ from scheduler.api.page.rows import node_row, queue_row, study_row, trial_row
 from scheduler.api.service import Service
 from scheduler.api.tokens import Access
 from scheduler.knowledge.accounts import slot_seconds_by_trial
-from scheduler.knowledge.expected_starts import expected_starts
+from scheduler.knowledge.waiting import expected_starts
 from trials.plain_words import told_apart
 from trials.record import TrialRecord
 from trials.states import TrialState

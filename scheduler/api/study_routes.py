@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from scheduler.api.client_access import Client, ClientAccess, allow, calling_client
 from scheduler.api.service import Service
 from scheduler.api.tokens import Access, Identity
-from scheduler.knowledge.priorities import effective_priorities, unknown_names
+from scheduler.knowledge.accounts import effective_priorities, unknown_names
 from scheduler.loop.observations import is_driven
 from scheduler.runtime import runtime
 from trials.checks import LONGEST_NAME, check_name

@@ -33,7 +33,7 @@ from scheduler.host.notifications import Notifier
 from scheduler.host.retention import Retention
 from scheduler.host.secret_files import keep_private, save_in_folder, secrets_in_folder
 from scheduler.loop.control_loop import ControlLoop
-from scheduler.loop.watchdog import Watchdog
+from scheduler.loop.loop_thread import Watchdog
 from scheduler.policy import policy_by_name
 from scheduler.state_folder import StateFolder, read_server_file
 from trials.errors import StoreUnavailable

@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dist_core.goodput import Hints
-from scheduler.knowledge.accounts import Usage
+from scheduler.knowledge.accounts import Usage, priorities_of
 from scheduler.knowledge.coming import ComingTrials, Plans
 from scheduler.knowledge.layouts import as_told, layout_fields, present_layout
-from scheduler.knowledge.priorities import priorities_of
 from scheduler.knowledge.promise import Promise, Ranking
 from scheduler.knowledge.study_history import StudyHistory
 from scheduler.knowledge.survival import Survival

@@ -32,15 +32,14 @@ from scheduler.api.bodies import BodyLimit
 from scheduler.api.service import assemble
 from scheduler.api.tokens import Secrets, Tokens
 from scheduler.errors import SchedulerError
-from scheduler.kubernetes.admission import review
-from scheduler.kubernetes.certificates import Certificate, shared_certificate, shared_secret, trust
+from scheduler.kubernetes.admission import Certificate, review, shared_certificate, shared_secret, trust
 from scheduler.kubernetes.housekeeping import Housekeeping
 from scheduler.kubernetes.leadership import Lease, lead_when_elected, resign
 from scheduler.kubernetes.placeholders import Placeholders
 from scheduler.kubernetes.site import ClusterSite
 from scheduler.log_lines import log_to_stderr
 from scheduler.loop.control_loop import ControlLoop
-from scheduler.loop.watchdog import STUCK_SECONDS
+from scheduler.loop.loop_thread import STUCK_SECONDS
 from scheduler.policy import policy_by_name
 from trials.errors import ClusterRefused, ClusterUnreachable
 from trials.kubernetes.client.api import PODS, SECRETS, SERVICES, ClusterApi, KubernetesApi

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from scheduler.allocation.autoscale import AutoscaleSettings, desired_nodes
-from scheduler.knowledge.expected_starts import seconds_left
+from scheduler.knowledge.waiting import seconds_left
 from scheduler.slurm.pool_settings import PoolSettings
 from scheduler.snapshot import Snapshot
 

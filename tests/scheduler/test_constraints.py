@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dist_core.goodput import ThroughputParams
 from scheduler.allocation.admission import AGING_SECONDS, not_admitted
 from scheduler.allocation.groups import may_use, node_groups
-from scheduler.knowledge.priorities import effective_priorities, unknown_names
+from scheduler.knowledge.accounts import effective_priorities, unknown_names
 from scheduler.knowledge.profile import StudyProfile
 from scheduler.simulator.rivals import COMPARED, compared_policy
 from scheduler.snapshot import Grant, NodeView, Snapshot, TrialView, check_grants

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from dist_core.goodput import BatchBounds
 from scheduler.knowledge.accounts import slot_hours_by_study, slot_seconds_by_trial
 from scheduler.knowledge.command_lines import parameters_of, with_parameters
-from scheduler.knowledge.expected_starts import expected_starts
 from scheduler.knowledge.measured import LEAST_SECONDS, MOMENTS, Measuring
-from scheduler.knowledge.waiting import waiting_series
+from scheduler.knowledge.waiting import expected_starts, waiting_series
 from scheduler.snapshot import NodeView, Snapshot, TrialView
 from trials.record import Reason, TrialRecord
 from trials.spec import TrialSpec

@@ -12,14 +12,14 @@ import httpx2
 import pytest
 
 from scheduler.host.server import EXIT_STUCK
-from scheduler.loop.watchdog import LOOK_SECONDS, STUCK_SECONDS, Watchdog
+from scheduler.loop.loop_thread import LOOK_SECONDS, STUCK_SECONDS, Watchdog
 from tests.support.site import TOKENS, Site
 from tests.support.waiting import until
 
 STUCK_SCHEDULER = """
 import os, sys, threading, time
-import scheduler.loop.watchdog, scheduler.loop.control_loop
-scheduler.loop.watchdog.STUCK_SECONDS, scheduler.loop.watchdog.LOOK_SECONDS = 1.0, 0.2
+import scheduler.loop.loop_thread, scheduler.loop.control_loop
+scheduler.loop.loop_thread.STUCK_SECONDS, scheduler.loop.loop_thread.LOOK_SECONDS = 1.0, 0.2
 if os.environ.pop("STUCK", None):
     scheduler.loop.control_loop.ControlLoop.tick = lambda self: threading.Event().wait()
 from scheduler.cli import main

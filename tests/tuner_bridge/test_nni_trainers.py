@@ -14,7 +14,7 @@ from tests.support.nni_experiment import NniExperiment
 
 nni = pytest.importorskip("nni")
 
-from tuner_bridge.nni import evaluations  # noqa: E402  # what it reports to needs nni
+from tuner_bridge.nni.replica import STATE, Evaluations  # noqa: E402  # what it reports to needs nni
 
 LOSS = {"eval_loss": 0.5, "eval_accuracy": 0.9, "eval_runtime": 1.0}
 
@@ -44,16 +44,16 @@ def channel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Channel]:
     monkeypatch.setattr(nni, "report_final_result", made.report_final)
     monkeypatch.setattr(nni, "get_current_parameter", lambda: {"x": 1})
     yield made
-    get_core().registry.forget(evaluations.STATE)
+    get_core().registry.forget(STATE)
 
 
-def losses(told: evaluations.Evaluations, *values: float) -> None:
+def losses(told: Evaluations, *values: float) -> None:
     for step, value in enumerate(values):
         told({**LOSS, "eval_loss": value}, step, None)
 
 
 def test_evaluations_are_results_and_the_last_one_is_final(channel: Channel) -> None:
-    told = evaluations.Evaluations(minimises=True)
+    told = Evaluations(minimises=True)
     losses(told, 0.5, 0.4, 0.3)
     told.end()
     assert channel.results == [0.5, 0.4, 0.3]
@@ -61,7 +61,7 @@ def test_evaluations_are_results_and_the_last_one_is_final(channel: Channel) -> 
 
 
 def test_a_single_evaluation_is_told_at_the_end(channel: Channel) -> None:
-    told = evaluations.Evaluations(minimises=False)
+    told = Evaluations(minimises=False)
     told(LOSS, 0, None)
     assert channel.results == []
     told.end()
@@ -71,7 +71,7 @@ def test_a_single_evaluation_is_told_at_the_end(channel: Channel) -> None:
 
 @pytest.mark.parametrize("theirs_first", [True, False])
 def test_code_that_reports_itself_is_left_alone(channel: Channel, theirs_first: bool) -> None:
-    told = evaluations.Evaluations(minimises=True)
+    told = Evaluations(minimises=True)
     for step in range(3):
         if theirs_first:
             channel.results.append(7.0)
@@ -84,7 +84,7 @@ def test_code_that_reports_itself_is_left_alone(channel: Channel, theirs_first: 
 
 
 def test_a_final_result_of_the_codes_own_stays_the_only_one(channel: Channel) -> None:
-    told = evaluations.Evaluations(minimises=True)
+    told = Evaluations(minimises=True)
     losses(told, 0.5, 0.4)
     channel.report_final(0.1)
     told.end()
@@ -92,12 +92,12 @@ def test_a_final_result_of_the_codes_own_stays_the_only_one(channel: Channel) ->
 
 
 def test_another_replica_goes_on_where_the_state_was_taken(channel: Channel) -> None:
-    before = evaluations.Evaluations(minimises=True)
+    before = Evaluations(minimises=True)
     losses(before, 0.5, 0.4)
     taken = before.state_dict()
-    get_core().registry.forget(evaluations.STATE)
-    get_core().registry.restore({evaluations.STATE: taken})
-    after = evaluations.Evaluations(minimises=True)
+    get_core().registry.forget(STATE)
+    get_core().registry.restore({STATE: taken})
+    after = Evaluations(minimises=True)
     losses(after, 0.3)
     after.end()
     assert channel.results == [0.5, 0.4, 0.3]
@@ -105,7 +105,7 @@ def test_another_replica_goes_on_where_the_state_was_taken(channel: Channel) -> 
 
 
 def test_what_is_unknown_is_not_reported(channel: Channel, caplog: pytest.LogCaptureFixture) -> None:
-    told = evaluations.Evaluations(minimises=False)
+    told = Evaluations(minimises=False)
     for step in range(2):
         told({"eval_f1": 1.0, "eval_accuracy": 0.5}, step, None)
     told.end()
@@ -118,7 +118,7 @@ def test_a_script_that_asks_for_no_parameters_reports_nothing(
     channel: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nni, "get_current_parameter", lambda: None)
-    told = evaluations.Evaluations(minimises=True)
+    told = Evaluations(minimises=True)
     losses(told, 0.5, 0.4)
     told.end()
     assert channel.results == []

@@ -15,7 +15,7 @@ from scheduler.api.client_access import ClientAccess
 from scheduler.api.page.rows import interval_row, node_row, queue_row, report_row, study_row, trial_row
 from scheduler.api.site import Site
 from scheduler.api.tokens import Access, Identity
-from scheduler.knowledge.expected_starts import expected_starts
+from scheduler.knowledge.waiting import expected_starts
 from scheduler.loop.control_loop import ControlLoop
 from scheduler.snapshot import Snapshot
 from trials.record import ReplicaRecord, Report, TrialRecord

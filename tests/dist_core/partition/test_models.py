@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from dist_core.errors import InvalidTraining
+from dist_core.larger.stages import stages_of, without_other_blocks
 from dist_core.partition.balance import PipelineTerms, partition
 from dist_core.partition.blocks import StageDevice
 from dist_core.partition.explain import bubble, explain, step_seconds
 from dist_core.partition.measure import DeviceProfile, estimate_blocks, measure_blocks, ties_between
-from dist_core.partition.split import stages_of, without_other_blocks
 
 WIDTH, WORDS = 16, 50
 

@@ -9,7 +9,7 @@ import pytest
 
 from dist_core.partition.balance import PipelineTerms, partition
 from dist_core.partition.blocks import BlockCosts, StageDevice
-from dist_core.partition.picture import draw
+from dist_core.partition.explain import draw
 
 
 def test_each_block_is_a_part_of_its_stages_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from scheduler.kubernetes.admission import review
 from scheduler.kubernetes.server import REVIEW_BYTES, review_app
-from scheduler.loop.watchdog import STUCK_SECONDS
+from scheduler.loop.loop_thread import STUCK_SECONDS
 from trials.kubernetes.settings import ClusterSettings
 
 SETTINGS = ClusterSettings(namespace="home", namespaces=("team",), slot={"nvidia.com/gpu": "1", "cpu": "4"})

@@ -12,7 +12,7 @@ import pytest
 from cryptography import x509
 
 from scheduler.api.tokens import Access
-from scheduler.kubernetes.certificates import make_certificate, shared_certificate, trust
+from scheduler.kubernetes.admission import make_certificate, shared_certificate, trust
 from scheduler.kubernetes.clean import clean
 from scheduler.kubernetes.placeholders import Placeholders, autoscaler_from, difference, placeholder
 from scheduler.kubernetes.server import shared_tokens

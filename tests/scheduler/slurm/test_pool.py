@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from scheduler.errors import SchedulerError
 from scheduler.policy import policy_by_name
 from scheduler.slurm import pool as pool_module
-from scheduler.slurm.job_names import RENAME_SECONDS, job_name
-from scheduler.slurm.pool import Pool, UsedHours
+from scheduler.slurm.pool import RENAME_SECONDS, Pool, UsedHours, job_name
 from scheduler.slurm.pool_settings import PoolSettings, pool_settings, time_limit
 from scheduler.slurm.pool_size import PoolState, expected_wait, plan_pool, price_of_waiting
 from scheduler.snapshot import Snapshot
