@@ -2,8 +2,8 @@
 
 A call that gives work to a GPU returns before the work is done. Code that times it by the host's clock, reads a number
 that is still to be computed, or changes what is still to be copied is right on a CPU and wrong there. So whatever
-depends on when work is done goes through here: ``Host`` is a CPU, whose work is done when the call returns, and ``Gpu``
-a CUDA device.
+depends on when work is done goes through here: ``Device`` is a CPU, whose work is done when the call returns, and
+``Gpu`` a CUDA device.
 """
 
 from __future__ import annotations
@@ -13,83 +13,77 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
 
-class Mark(Protocol):
-    """A place in a stream, behind what it had been given when the mark was made."""
+@dataclass(slots=True, eq=False)
+class Mark:
+    """A place in a stream, behind what it had been given when the mark was made; a CPU's is a time of its clock."""
+
+    at: float
 
     @property
     def reached(self) -> bool:
         """Tell whether the device has come to this mark."""
-        ...
+        return True
 
     def wait(self) -> None:
         """Hold this thread until the device comes here."""
-        ...
 
     def seconds_since(self, earlier: Mark) -> float:
         """Return the device's time between two marks of its own, both reached."""
-        ...
+        return self.at - earlier.at
 
 
-class Stream(Protocol):
+class Stream:
     """Work that the device does beside that of other streams."""
 
     def behind(self, mark: Mark) -> AbstractContextManager[None]:
         """Queue this thread's work within the block on this stream, to begin when the mark is reached."""
-        ...
+        return contextlib.nullcontext()
 
 
-class Device(Protocol):
-    @property
-    def is_host(self) -> bool:
-        """Tell whether the device's memory is the host's, so that Gloo sends tensors from where they lie."""
-        ...
+class Device:
+    """A CPU; other devices inherit from it."""
 
-    @property
-    def has_nccl(self) -> bool:
-        """Tell whether NCCL connects this device with others of its kind."""
-        ...
-
-    @property
-    def chunk(self) -> int:
-        """Number of elements to process at once, if the result needs memory of its own."""
-        ...
+    is_host = True
+    """The device's memory is the host's, so that Gloo sends tensors from where they lie."""
+    has_nccl = False
+    """NCCL connects this device with others of its kind."""
+    chunk = 131072
+    """Elements to process at once, if the result needs memory of its own: what stays in a core's cache is read once."""
 
     def mark(self) -> Mark:
         """Behind what this thread's stream was given so far."""
-        ...
+        return Mark(time.perf_counter())
 
     def follow(self, mark: Mark) -> None:
         """Make this thread's stream wait for the mark from now on, without blocking the thread."""
-        ...
 
     def stream(self) -> Stream:
         """Return a new stream."""
-        ...
+        return Stream()
 
     def host_memory(self, shape: torch.Size | tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Memory of the host that the device reads and writes by itself."""
-        ...
+        return torch.empty(shape, dtype=dtype)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copy in this thread's stream.
 
         One tensor may be in ``host_memory``, and a mark made next says when it is done.
         """
-        ...
+        target.copy_(source)
 
     def read_here(self, tensors: list[torch.Tensor]) -> None:
         """Keep the memory of another stream's tensors until this thread's stream has read them."""
-        ...
 
     def future(self) -> torch.futures.Future[torch.Tensor]:
         """Return a future whose callbacks find the device's work done that came before its result."""
-        ...
+        return torch.futures.Future()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,72 +113,19 @@ def device_of(where: torch.Tensor | torch.device) -> Device:
     return device
 
 
-# ---------------------------------------------------------------------------------------------------------------- CPU
-
-
-@dataclass(frozen=True, slots=True)
-class HostMark:
-    """A time of the host's clock, in seconds."""
-
-    at: float
-
-    @property
-    def reached(self) -> bool:
-        return True
-
-    def wait(self) -> None:
-        pass
-
-    def seconds_since(self, earlier: Mark) -> float:
-        return self.at - cast("HostMark", earlier).at
-
-
 def known_seconds(seconds: float) -> Elapsed:
     """Return a time that was measured already."""
-    return Elapsed(HostMark(0.0), HostMark(seconds))
-
-
-class HostStream:
-    def behind(self, mark: Mark) -> AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-
-class Host:
-    """A call returns when its work is done."""
-
-    is_host = True
-    has_nccl = False
-    chunk = 131072
-    """Elements a chunk: what stays in a core's cache is read from memory once."""
-
-    def mark(self) -> Mark:
-        return HostMark(time.perf_counter())
-
-    def follow(self, mark: Mark) -> None:
-        pass
-
-    def stream(self) -> Stream:
-        return HostStream()
-
-    def host_memory(self, shape: torch.Size | tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype)
-
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        target.copy_(source)
-
-    def read_here(self, tensors: list[torch.Tensor]) -> None:
-        pass
-
-    def future(self) -> torch.futures.Future[torch.Tensor]:
-        return torch.futures.Future()
+    return Elapsed(Mark(0.0), Mark(seconds))
 
 
 # --------------------------------------------------------------------------------------------------------------- CUDA
 
 
-@dataclass(frozen=True, slots=True)
-class GpuMark:
-    _event: torch.cuda.Event
+class GpuMark(Mark):
+    __slots__ = ("_event",)
+
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self._event = event
 
     @property
     def reached(self) -> bool:
@@ -197,7 +138,7 @@ class GpuMark:
         return float(cast("GpuMark", earlier)._event.elapsed_time(self._event)) / 1000.0
 
 
-class GpuStream:
+class GpuStream(Stream):
     def __init__(self, place: torch.device) -> None:
         self._place = place
         self._stream: Any = torch.cuda.Stream(place)  # type: ignore[no-untyped-call]  # not annotated in torch
@@ -210,7 +151,7 @@ class GpuStream:
             yield
 
 
-class Gpu:
+class Gpu(Device):
     """A call returns when its work is in a stream."""
 
     is_host = False
@@ -251,7 +192,7 @@ class Gpu:
         return torch.futures.Future(devices=[self._place])
 
 
-HOST = Host()
+HOST = Device()
 _devices: dict[torch.device, Device] = {torch.device("cpu"): HOST}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -81,7 +82,7 @@ class OptimizerSteps:
             each._passes.look_at_gradients()
             each._place.passed_step = True
         if self._is_applied(sharing):
-            answer = self._update(sharing, optimizer, original, args, kwargs)
+            answer = self._update(sharing, optimizer, functools.partial(original, *args, **kwargs))
             result = answer if closure is None else result
         return result
 
@@ -151,31 +152,29 @@ class OptimizerSteps:
         self,
         sharing: Sequence[OptimizerSteps],
         optimizer: torch.optim.Optimizer,
-        original: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        update: Callable[[], Any],
     ) -> Any:
         if self._place.is_dry:
             with updating():
-                return original(*args, **kwargs)
+                return update()
         for each in sharing:
             each._place.stepped = True
             each._refuse_unreduced()
         if self._place.step is None:
             for each in sharing:
-                each._reduces_anew()
+                each._gradient_reduction.group.reduced = False
             with updating():
-                return original(*args, **kwargs)
+                return update()
         self._core.states.before_update()
         try:
             with self._scale.applied_to(optimizer), updating():
-                return original(*args, **kwargs)
+                return update()
         finally:
             if self._measurements.preconditioner is not None:
                 self._measurements.preconditioner.stepped(optimizer)
             # Gradients that reach a model later in the step (through a GAN's other half) are not its own step's.
             for each in sharing:
-                each._measures_no_more()
+                each._gradient_reduction.group.measuring = False
             if optimizer is self._optimizers[0]:
                 self._gradient_reduction.note_update()
 
@@ -184,12 +183,6 @@ class OptimizerSteps:
             refuse_unreduced(self._module, f"{self._core.generation.group.world_size} replicas")
         elif self._passes.were_bypassed:
             refuse_unreduced(self._module, "passes of this step")
-
-    def _reduces_anew(self) -> None:
-        self._gradient_reduction.group.reduced = False
-
-    def _measures_no_more(self) -> None:
-        self._gradient_reduction.group.measuring = False
 
 
 def _without_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

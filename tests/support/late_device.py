@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from dist_core import device
-from dist_core.device import Mark
+from dist_core.device import Device, Mark, Stream
 
 GARBAGE = 1e9
 
@@ -62,10 +62,9 @@ class _Copy:
             self.value = self.source.detach().clone()
 
 
-@dataclass(frozen=True, eq=False)
-class LateMark:
+@dataclass(eq=False)
+class LateMark(Mark):
     owner: LateDevice
-    at: float
 
     @property
     def reached(self) -> bool:
@@ -78,17 +77,17 @@ class LateMark:
     def seconds_since(self, earlier: Mark) -> float:
         if not (self.reached and earlier.reached):
             raise AssertionError("a time was read before the device came there")
-        return self.at - cast("LateMark", earlier).at
+        return self.at - earlier.at
 
 
 @dataclass(frozen=True, eq=False)
-class LateStream:
+class LateStream(Stream):
     owner: LateDevice
     queue: _Queue
 
     @contextmanager
     def behind(self, mark: Mark) -> Iterator[None]:
-        self.queue.free_at = max(self.queue.free_at, cast("LateMark", mark).at)
+        self.queue.free_at = max(self.queue.free_at, mark.at)
         before = self.owner.present
         self.owner.present = self.queue
         try:
@@ -98,7 +97,7 @@ class LateStream:
 
 
 @dataclass(eq=False)
-class LateDevice:
+class LateDevice(Device):
     """``copy_seconds``: of each copy between the device and the host's memory."""
 
     clock: Clock = field(default_factory=Clock)
@@ -137,10 +136,10 @@ class LateDevice:
 
     def mark(self) -> LateMark:
         self._begin_at(self.clock.now())
-        return LateMark(self, self.present.free_at)
+        return LateMark(self.present.free_at, self)
 
     def follow(self, mark: Mark) -> None:
-        at = cast("LateMark", mark).at
+        at = mark.at
         self.present.free_at = max(self.present.free_at, at)
         # What this thread does next comes behind those copies: they hold what is there now.
         with self._lock:
