@@ -1,5 +1,7 @@
 // Requests to the scheduler that served this page; the browser's cookie says who asks.
 
+import { useEffect, useState } from "preact/hooks";
+
 /** What went wrong, in words. */
 export const saidBy = (error: unknown): string => (error instanceof Error ? error.message : String(error));
 
@@ -36,3 +38,24 @@ export const post = <T>(path: string, body: unknown = {}): Promise<T> => call<T>
 export const patch = <T>(path: string, body: unknown): Promise<T> => call<T>("PATCH", path, body);
 export const drop = (path: string): Promise<null> => call<null>("DELETE", path);
 export const part = encodeURIComponent;
+
+/** What a path answers, and what went wrong: asked for at once, again every so many seconds, and where `mark` changes. */
+export function useAsked<T>(path: string, seconds = 0, mark: unknown = ""): [T | null, string] {
+  const [found, setFound] = useState<T | null>(null);
+  const [error, setError] = useState("");
+  useEffect(() => {
+    let wanted = true;
+    const look = () =>
+      get<T>(path).then(
+        (answer) => wanted && (setFound(answer), setError("")),
+        (refused: unknown) => wanted && setError(saidBy(refused)),
+      );
+    void look();
+    const timer = seconds ? setInterval(look, seconds * 1000) : 0;
+    return () => {
+      wanted = false;
+      clearInterval(timer);
+    };
+  }, [path, seconds, mark]);
+  return [found, error];
+}

@@ -1,6 +1,8 @@
 // Small things that several views show alike.
 
+import type { ComponentChildren } from "preact";
 import { colorOf } from "./colors";
+import { number } from "./format";
 import { linkTo } from "./route";
 import { store } from "./store";
 import type { Trial } from "./types";
@@ -32,17 +34,36 @@ export function Slots({ trial }: { trial: Trial }) {
   );
 }
 
-export function Head({ names }: { names: (string | false)[] }) {
+/** A table that scrolls where it is wider than the page; the children are its rows. */
+export function Plain({ names, children }: { names: (string | false)[]; children: ComponentChildren }) {
   return (
-    <thead>
-      <tr>
-        {names.filter((name) => name !== false).map((name) => (
-          <th scope="col" key={name}>
-            {name || <span class="sr">change</span>}
-          </th>
-        ))}
-      </tr>
-    </thead>
+    <div class="scroll">
+      <table>
+        <thead>
+          <tr>
+            {names.filter((name) => name !== false).map((name) => (
+              <th scope="col" key={name}>
+                {name || <span class="sr">change</span>}
+              </th>
+            ))}
+          </tr>
+        </thead>
+        <tbody>{children}</tbody>
+      </table>
+    </div>
+  );
+}
+
+/** Numbers that a decision stood on. */
+export function Weighed({ numbers }: { numbers: Record<string, number | null> }) {
+  return (
+    <span class="weighed">
+      {Object.entries(numbers).map(([name, found]) => (
+        <span key={name}>
+          {name} <b>{number(found)}</b>
+        </span>
+      ))}
+    </span>
   );
 }
 

@@ -76,7 +76,8 @@ class Store {
     if (told.all) {
       this.trials.clear();
       this.intervals.clear();
-      void this.readCurvesAgain();
+      // What was reported while the page was away; away again, the next whole telling comes with the next try.
+      this.readCurves([...this.curves.keys()]).catch(() => undefined);
     }
     if (told.access !== undefined) this.access = told.access;
     if (told.emulated !== undefined) this.emulated = told.emulated;
@@ -98,17 +99,12 @@ class Store {
     this.changed();
   }
 
-  /** What was reported while the page was away, of the curves that are looked at. */
-  private async readCurvesAgain(): Promise<void> {
-    const ids = [...this.curves.keys()];
+  /** Reports of the trials that are looked at. */
+  async readCurves(ids: string[]): Promise<void> {
     if (ids.length === 0) return;
-    try {
-      const found = await get<Record<string, Point[]>>(`/page/curves?${ids.map((id) => `trial=${part(id)}`).join("&")}`);
-      for (const [id, points] of Object.entries(found)) if (this.curves.has(id)) this.curves.set(id, points);
-      this.changed();
-    } catch {
-      // Away again: the next whole telling comes with the next try.
-    }
+    const found = await get<Record<string, Point[]>>(`/page/curves?${ids.map((id) => `trial=${part(id)}`).join("&")}`);
+    for (const [id, points] of Object.entries(found)) if (this.curves.has(id)) this.curves.set(id, points);
+    this.changed();
   }
 
   changed(): void {

@@ -1,9 +1,9 @@
 // Nodes, studies with their shares, who used how much, and what other policies would have done.
 
 import { useEffect, useState } from "preact/hooks";
-import { get, part, patch, post, saidBy } from "../api";
+import { get, part, patch, post, saidBy, useAsked } from "../api";
 import { moment, number, percent, plural } from "../format";
-import { Head, State, mine } from "../parts";
+import { Plain, State, mine } from "../parts";
 import { store, useStore } from "../store";
 import { FINAL, type Study } from "../types";
 
@@ -31,24 +31,19 @@ function Nodes() {
   return (
     <section aria-labelledby="nodes">
       <h2 id="nodes">{plural(store.nodes.length, "node")}</h2>
-      <div class="scroll">
-        <table>
-          <Head names={["node", "kind", "slots in use", "reserved for", given && "given by"]} />
-          <tbody>
-            {store.nodes.map((node) => (
-              <tr key={node.name}>
-                <td>{node.name}</td>
-                <td>{node.kind || "–"}</td>
-                <td>
-                  {held.get(node.name) ?? 0} of {node.slots}
-                </td>
-                <td>{node.reserved_for.join(", ") || "–"}</td>
-                {given && <td>{node.given_by || "–"}</td>}
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
+      <Plain names={["node", "kind", "slots in use", "reserved for", given && "given by"]}>
+        {store.nodes.map((node) => (
+          <tr key={node.name}>
+            <td>{node.name}</td>
+            <td>{node.kind || "–"}</td>
+            <td>
+              {held.get(node.name) ?? 0} of {node.slots}
+            </td>
+            <td>{node.reserved_for.join(", ") || "–"}</td>
+            {given && <td>{node.given_by || "–"}</td>}
+          </tr>
+        ))}
+      </Plain>
     </section>
   );
 }
@@ -62,23 +57,18 @@ function Waiting() {
       <h2 id="queue">{plural(waiting.length, "job")} in the queue</h2>
       {store.queue.trouble && <p>{store.queue.trouble}</p>}
       {waiting.length > 0 && (
-        <div class="scroll">
-          <table>
-            <Head names={["job", "queue", "slots", "since", "expected", "why"]} />
-            <tbody>
-              {waiting.map((job) => (
-                <tr key={job.job}>
-                  <td>{job.job}</td>
-                  <td>{job.queue}</td>
-                  <td>{job.slots}</td>
-                  <td>{moment(job.since)}</td>
-                  <td>{job.starts_at === null ? "–" : moment(job.starts_at)}</td>
-                  <td>{job.reason || "–"}</td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
+        <Plain names={["job", "queue", "slots", "since", "expected", "why"]}>
+          {waiting.map((job) => (
+            <tr key={job.job}>
+              <td>{job.job}</td>
+              <td>{job.queue}</td>
+              <td>{job.slots}</td>
+              <td>{moment(job.since)}</td>
+              <td>{job.starts_at === null ? "–" : moment(job.starts_at)}</td>
+              <td>{job.reason || "–"}</td>
+            </tr>
+          ))}
+        </Plain>
       )}
     </section>
   );
@@ -92,16 +82,11 @@ function Studies({ only }: { only: string }) {
       {studies.length === 0 ? (
         <p class="empty">None yet.</p>
       ) : (
-        <div class="scroll">
-          <table>
-            <Head names={["study", "user", "driver", "trials", "slots now", "weight", "priority", "most slots", "goal", "deadline", "slot hours at most", ""]} />
-            <tbody>
-              {studies.map((study) => (
-                <StudyRow key={study.name} study={study} />
-              ))}
-            </tbody>
-          </table>
-        </div>
+        <Plain names={["study", "user", "driver", "trials", "slots now", "weight", "priority", "most slots", "goal", "deadline", "slot hours at most", ""]}>
+          {studies.map((study) => (
+            <StudyRow key={study.name} study={study} />
+          ))}
+        </Plain>
       )}
     </section>
   );
@@ -240,18 +225,11 @@ interface Used {
 }
 
 function Usage() {
-  const [rows, setRows] = useState<Used[]>([]);
+  const [rows, error] = useAsked<Used[]>("/page/usage", 10);
   const [price, setPrice] = useState(() => localStorage.getItem("elastune.price") ?? "");
   const [by, setBy] = useState<"study" | "user" | "day">("study");
-  const [error, setError] = useState("");
-  useEffect(() => {
-    const look = () => get<Used[]>("/page/usage").then(setRows, (refused: Error) => setError(refused.message));
-    void look();
-    const timer = setInterval(look, 10_000);
-    return () => clearInterval(timer);
-  }, []);
   const groups = new Map<string, { hours: number; trials: number }>();
-  for (const row of rows) {
+  for (const row of rows ?? []) {
     const name = by === "study" ? row.title : by === "user" ? row.user || "unknown" : row.day;
     const sum = groups.get(name) ?? { hours: 0, trials: 0 };
     groups.set(name, { hours: sum.hours + row.hours, trials: sum.trials + row.trials });
@@ -284,19 +262,16 @@ function Usage() {
         </label>
       </div>
       {error && <p class="error">{error}</p>}
-      <table>
-        <Head names={[by, "slot hours", "share", cost > 0 && "cost"]} />
-        <tbody>
-          {[...groups].sort((a, b) => (by === "day" ? a[0].localeCompare(b[0]) : b[1].hours - a[1].hours)).map(([name, sum]) => (
-            <tr key={name}>
-              <td>{name}</td>
-              <td class="right">{sum.hours.toFixed(3)}</td>
-              <td class="right">{percent(total ? sum.hours / total : 0)}</td>
-              {cost > 0 && <td class="right">{(sum.hours * cost).toFixed(2)}</td>}
-            </tr>
-          ))}
-        </tbody>
-      </table>
+      <Plain names={[by, "slot hours", "share", cost > 0 && "cost"]}>
+        {[...groups].sort((a, b) => (by === "day" ? a[0].localeCompare(b[0]) : b[1].hours - a[1].hours)).map(([name, sum]) => (
+          <tr key={name}>
+            <td>{name}</td>
+            <td class="right">{sum.hours.toFixed(3)}</td>
+            <td class="right">{percent(total ? sum.hours / total : 0)}</td>
+            {cost > 0 && <td class="right">{(sum.hours * cost).toFixed(2)}</td>}
+          </tr>
+        ))}
+      </Plain>
     </section>
   );
 }
@@ -342,20 +317,17 @@ function Policies() {
       {(said || found?.error) && <p class="error">{said || found?.error}</p>}
       {found?.ran && <p class="dim">{found.ran}</p>}
       {found?.policies && (
-        <table>
-          <Head names={["policy", "makespan", "mean completion time", "rescales per trial", "slot hours"]} />
-          <tbody>
-            {found.policies.map((each) => (
-              <tr key={each.policy}>
-                <td>{each.policy}</td>
-                <td class="right">{number(each.makespan_seconds)} s</td>
-                <td class="right">{number(each.mean_completion_seconds)} s</td>
-                <td class="right">{number(each.rescales_per_trial, 3)}</td>
-                <td class="right">{each.slot_hours.toFixed(3)}</td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
+        <Plain names={["policy", "makespan", "mean completion time", "rescales per trial", "slot hours"]}>
+          {found.policies.map((each) => (
+            <tr key={each.policy}>
+              <td>{each.policy}</td>
+              <td class="right">{number(each.makespan_seconds)} s</td>
+              <td class="right">{number(each.mean_completion_seconds)} s</td>
+              <td class="right">{number(each.rescales_per_trial, 3)}</td>
+              <td class="right">{each.slot_hours.toFixed(3)}</td>
+            </tr>
+          ))}
+        </Plain>
       )}
     </section>
   );

@@ -1,7 +1,7 @@
 // How the search goes: the best value so far, what good parameters have in common, and which of them matter.
 
-import { useEffect, useMemo, useState } from "preact/hooks";
-import { get, part } from "../api";
+import { useMemo, useState } from "preact/hooks";
+import { part, useAsked } from "../api";
 import { Chart, ink } from "../chart";
 import { number } from "../format";
 import { Parallel, spansDecades } from "../parallel";
@@ -106,21 +106,12 @@ function History({ study, trials, over, slots }: HistoryProps) {
 }
 
 function Importance({ study, ended }: { study: Study; ended: number }) {
-  const [found, setFound] = useState<{ importance?: Record<string, number>; why?: string } | null>(null);
-  useEffect(() => {
-    let wanted = true;
-    get<{ importance?: Record<string, number>; why?: string }>(`/page/importance?study=${part(study.name)}`).then(
-      (answer) => wanted && setFound(answer),
-      (error: Error) => wanted && setFound({ why: error.message }),
-    );
-    return () => {
-      wanted = false;
-    };
-  }, [study.name, Math.floor(ended / 4)]);
+  const [found, error] = useAsked<{ importance?: Record<string, number>; why?: string }>(`/page/importance?study=${part(study.name)}`, 0, Math.floor(ended / 4));
+  const why = error || found?.why;
   return (
     <figure class="chart">
       <figcaption>how much each parameter mattered</figcaption>
-      {found?.why && <p class="empty">{found.why}</p>}
+      {why && <p class="empty">{why}</p>}
       <ul class="bars">
         {Object.entries(found?.importance ?? {}).map(([name, share]) => (
           <li key={name}>

@@ -2,11 +2,11 @@
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { Actions } from "../actions";
-import { get, part, saidBy } from "../api";
+import { get, part, useAsked } from "../api";
 import { Chart, ink } from "../chart";
 import { colorOf } from "../colors";
 import { clock, duration, moment, number, percent, plural, value } from "../format";
-import { Slots, State } from "../parts";
+import { Slots, State, Weighed } from "../parts";
 import { store, useStore } from "../store";
 import { FINAL, type Measurement, type Replica, type TrialStory, WAITING } from "../types";
 import { Descent } from "./descent";
@@ -16,31 +16,13 @@ const LOOK_SECONDS = 2;
 
 export function TrialView({ id }: { id: string }) {
   useStore(300);
-  const [story, setStory] = useState<TrialStory | null>(null);
-  const [error, setError] = useState("");
   const live = store.trials.get(id);
   const over = live ? FINAL.has(live.state) : false;
-  const mark = `${live?.state} ${live?.replicas}`;
+  const [story, error] = useAsked<TrialStory>(`/page/trials/${part(id)}`, over ? 0 : LOOK_SECONDS, `${live?.state} ${live?.replicas}`);
   useEffect(() => {
-    let wanted = true;
-    const look = () =>
-      get<TrialStory>(`/page/trials/${part(id)}`).then(
-        (found) => {
-          if (!wanted) return;
-          setStory(found);
-          setError("");
-          store.curves.set(id, found.reports);
-        },
-        (refused: unknown) => wanted && setError(saidBy(refused)),
-      );
-    void look();
-    const timer = over ? 0 : setInterval(look, LOOK_SECONDS * 1000);
-    return () => {
-      wanted = false;
-      clearInterval(timer);
-      store.curves.delete(id);
-    };
-  }, [id, over, mark]);
+    if (story) store.curves.set(id, story.reports);
+    return () => void store.curves.delete(id);
+  }, [id, story]);
   if (error && !story) return <p class="error">{error}</p>;
   if (!story) return <p class="empty">Asking for the trial…</p>;
   const trial = live ?? story.trial;
@@ -86,12 +68,8 @@ export function TrialView({ id }: { id: string }) {
             {Object.entries(story.decision.placement).map(([node, count]) => `${count} on ${node}`).join(", ") || "nothing"}:{" "}
             {withNames(story.decision.why)}.
           </p>
-          <p class="weighed">
-            {Object.entries(story.decision.numbers).map(([name, found]) => (
-              <span key={name}>
-                {name} <b>{number(found)}</b>
-              </span>
-            ))}
+          <p>
+            <Weighed numbers={story.decision.numbers} />
           </p>
         </section>
       )}

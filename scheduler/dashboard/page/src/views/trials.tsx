@@ -2,7 +2,6 @@
 
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { Actions } from "../actions";
-import { get } from "../api";
 import { Chart, aligned } from "../chart";
 import { colorOf } from "../colors";
 import { duration, moment, number, percent, plural, value } from "../format";
@@ -10,7 +9,7 @@ import { Meter, Slots, State, TrialName, mine, scoreOf } from "../parts";
 import { linkTo } from "../route";
 import { store, useStore } from "../store";
 import { type Column, Table, sortedBy } from "../table";
-import { FINAL, type Point, type Trial, WAITING } from "../types";
+import { FINAL, type Trial, WAITING } from "../types";
 
 const MOST_CHOSEN = 40;
 
@@ -206,12 +205,8 @@ export function Curves({ trials }: { trials: Trial[] }) {
   const ids = trials.map((trial) => trial.id).join(",");
   useEffect(() => {
     const missing = ids.split(",").filter((id) => id && !store.curves.has(id));
-    if (!missing.length) return;
     for (const id of missing) store.curves.set(id, []);
-    void get<Record<string, Point[]>>(`/page/curves?${missing.map((id) => `trial=${encodeURIComponent(id)}`).join("&")}`).then((found) => {
-      for (const [id, points] of Object.entries(found)) store.curves.set(id, points);
-      store.changed();
-    });
+    void store.readCurves(missing);
   }, [ids]);
   useEffect(
     () => () => {

@@ -1,10 +1,10 @@
 // What was decided and why, as a story, and what trials waited for over time.
 
 import { useEffect, useMemo, useState } from "preact/hooks";
-import { get, part } from "../api";
+import { get, part, useAsked } from "../api";
 import { Chart, ink } from "../chart";
-import { clock, moment, number, plural } from "../format";
-import { TrialName, mine } from "../parts";
+import { clock, moment, plural } from "../format";
+import { TrialName, Weighed, mine } from "../parts";
 import { store, useStore } from "../store";
 import { type Entry, WAITING } from "../types";
 
@@ -53,18 +53,7 @@ interface Series {
 }
 
 function Waiting({ study }: { study: string }) {
-  const [series, setSeries] = useState<Series | null>(null);
-  const [error, setError] = useState("");
-  useEffect(() => {
-    const look = () =>
-      get<Series>(`/page/waiting${study ? `?study=${part(study)}` : ""}`).then(
-        (found) => (setSeries(found), setError("")),
-        (refused: Error) => setError(refused.message),
-      );
-    void look();
-    const timer = setInterval(look, 5000);
-    return () => clearInterval(timer);
-  }, [study]);
+  const [series, error] = useAsked<Series>(`/page/waiting${study ? `?study=${part(study)}` : ""}`, 5);
   // In one order, so that a reason keeps its colour whichever came up first.
   const names = Object.keys(series?.reasons ?? {}).sort((one, other) => placeOf(one) - placeOf(other) || one.localeCompare(other));
   // Stacked: each line is what it and those below it count.
@@ -216,15 +205,7 @@ export function Entries({ entries }: { entries: Entry[] }) {
             <span class="what">{entry.what}</span>
             <span class="because">
               {withNames(entry.why)}
-              {entry.numbers && (
-                <span class="weighed">
-                  {Object.entries(entry.numbers).map(([name, found]) => (
-                    <span key={name}>
-                      {name} <b>{number(found, 4)}</b>
-                    </span>
-                  ))}
-                </span>
-              )}
+              {entry.numbers && <Weighed numbers={entry.numbers} />}
             </span>
             <span class="dim">{entry.who}</span>
           </li>
