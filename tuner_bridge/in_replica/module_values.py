@@ -135,25 +135,24 @@ class _Source:
     """Values that a module's or a class's own lines give its names."""
 
     def __init__(self, statements: Sequence[ast.stmt] | None) -> None:
-        self._statements = statements or ()
         self._is_known = statements is not None
+        self._classes: dict[str, Sequence[ast.stmt]] = {}
         self._literals: dict[str, Any] = {}
         self._unclear: set[str] = set()
         self._has_star = False
-        for statement in self._statements:
+        for statement in statements or ():
             self._note(statement)
 
     @classmethod
     def of(cls, path: str) -> _Source:
         try:
-            return cls(ast.parse(pathlib.Path(path).read_bytes()).body)
+            return _read(path, os.stat(path).st_mtime_ns)
         except (OSError, SyntaxError, ValueError):
             return cls(None)
 
     def inner(self, name: str) -> _Source:
         """Return the names of a class of that name."""
-        classes = [each for each in self._statements if isinstance(each, ast.ClassDef) and each.name == name]
-        return _Source(classes[-1].body if classes else None)
+        return _Source(self._classes.get(name))
 
     def denies(self, name: str, value: Any) -> bool:
         """Tell whether the value is surely another one than these lines give."""
@@ -185,6 +184,8 @@ class _Source:
             self._has_star = True
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             self._unclear.add(statement.name)
+            if isinstance(statement, ast.ClassDef):
+                self._classes[statement.name] = statement.body
             return
         for node in ast.walk(statement):
             if isinstance(node, ast.Name):
@@ -194,6 +195,12 @@ class _Source:
                 self._unclear.add((node.asname or node.name).partition(".")[0])
             elif isinstance(node, ast.Global):
                 self._unclear.update(node.names)
+
+
+@functools.lru_cache(maxsize=1024)
+def _read(path: str, changed_at: int) -> _Source:
+    """Read a file once for all sweeps of a process, as long as nobody changes it."""
+    return _Source(ast.parse(pathlib.Path(path).read_bytes()).body)
 
 
 # ---------------------------------------------------------------------- in a replica
