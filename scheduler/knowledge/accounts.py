@@ -76,12 +76,21 @@ def slot_seconds_by_trial(intervals: Iterable[SlotInterval], now: float) -> dict
 
 
 class Usage:
+    """Slot seconds that trials and studies have had so far.
+
+    The store's account is read where a trial's replicas have changed, so that what came and went between two looks
+    counts as long as it was there; in between they only grow older.
+    """
+
     def __init__(self, store: TrialStore) -> None:
         self._store = store
         self._of_trial: dict[str, float] = {}
         self._of_study: dict[str, float] = {}
         self._served: dict[str, float] = {}
-        self._held: dict[str, tuple[str, int]] = {}
+        self._live: dict[str, tuple[str, frozenset[str]]] = {}
+        """Study and replicas of each trial that had some at the last look."""
+        self._ended: dict[str, str] = {}
+        """Studies of trials that have ended since."""
         self._looked_at: float | None = None
 
     def of_trial(self, trial_id: str) -> float:
@@ -94,27 +103,48 @@ class Usage:
         """Return the seconds for which the trial has had any slot."""
         return self._served.get(trial_id, 0.0)
 
-    def look(self, replicas_of: Mapping[str, Sequence[ReplicaRecord]], study_of: Mapping[str, str], now: float) -> None:
-        """Add up what trials and studies have held since the last look; the first one reads the store's account."""
-        if self._looked_at is None:
-            study_of = {trial.trial_id: trial.spec.study for trial in self._store.trials()}
-            served_until: dict[str, float] = {}
-            for interval in sorted(self._store.slot_intervals(), key=lambda interval: interval.began):
-                trial_id, ended = interval.trial_id, now if interval.ended is None else interval.ended
-                self._add(trial_id, study_of[trial_id], max(0.0, ended - interval.began))
-                new = max(0.0, ended - max(interval.began, served_until.get(trial_id, 0.0)))
-                self._served[trial_id] = self._served.get(trial_id, 0.0) + new
-                served_until[trial_id] = max(ended, served_until.get(trial_id, 0.0))
-        else:
-            for trial_id, (study, slots) in self._held.items():
-                self._add(trial_id, study, slots * (now - self._looked_at))
-                self._served[trial_id] = self._served.get(trial_id, 0.0) + now - self._looked_at
-        self._held = {name: (study_of[name], len(rows)) for name, rows in replicas_of.items() if name in study_of}
-        self._looked_at = now
+    def note_end(self, trial: TrialRecord) -> None:
+        self._ended[trial.trial_id] = trial.spec.study
 
-    def _add(self, trial_id: str, study: str, seconds: float) -> None:
-        self._of_trial[trial_id] = self._of_trial.get(trial_id, 0.0) + seconds
-        self._of_study[study] = self._of_study.get(study, 0.0) + seconds
+    def look(self, replicas_of: Mapping[str, Sequence[ReplicaRecord]], study_of: Mapping[str, str], now: float) -> None:
+        """Bring the account up to now. ``replicas_of``: those that are there; ``study_of``: studies of live trials."""
+        studies = {**{name: study for name, (study, _) in self._live.items()}, **self._ended, **study_of}
+        live = {
+            name: (studies[name], frozenset(row.replica_id for row in rows))
+            for name, rows in replicas_of.items()
+            if name in studies
+        }
+        if self._looked_at is None:
+            studies = {trial.trial_id: trial.spec.study for trial in self._store.trials()}
+            by_trial: dict[str, list[SlotInterval]] = {}
+            for interval in self._store.slot_intervals():
+                by_trial.setdefault(interval.trial_id, []).append(interval)
+            for name, intervals in by_trial.items():
+                self._settle(name, studies[name], intervals, now)
+        else:
+            changed = {name for name in live.keys() | self._live.keys() if live.get(name) != self._live.get(name)}
+            for name in live.keys() - changed:
+                study, replicas = live[name]
+                self._add(name, study, len(replicas) * (now - self._looked_at), now - self._looked_at)
+            for name in changed | self._ended.keys():
+                rows = self._store.replicas(trial_id=name, live_only=False)
+                self._settle(name, studies[name], [SlotInterval.of(row) for row in rows], now)
+        self._live, self._ended, self._looked_at = live, {}, now
+
+    def _settle(self, trial_id: str, study: str, intervals: Iterable[SlotInterval], now: float) -> None:
+        """Set the trial's account to what its intervals add up to."""
+        total, served, until = 0.0, 0.0, float("-inf")
+        for interval in sorted(intervals, key=lambda interval: interval.began):
+            ended = now if interval.ended is None else interval.ended
+            total += max(0.0, ended - interval.began)
+            served += max(0.0, ended - max(interval.began, until))
+            until = max(until, ended)
+        self._add(trial_id, study, total - self.of_trial(trial_id), served - self.served_seconds(trial_id))
+
+    def _add(self, trial_id: str, study: str, seconds: float, served: float) -> None:
+        self._of_trial[trial_id] = self.of_trial(trial_id) + seconds
+        self._of_study[study] = self.of_study(study) + seconds
+        self._served[trial_id] = self.served_seconds(trial_id) + served
 
     def forget(self, trial_id: str) -> None:
         self._of_trial.pop(trial_id, None)

@@ -74,6 +74,7 @@ class Observer:
     def note_end(self, trial: TrialRecord, state: TrialState) -> None:
         """Note that the trial is over; what it measured stays with its study."""
         trial_id = trial.trial_id
+        self._usage.note_end(trial)
         history = self._histories.get(trial.spec.study)
         if history is not None:
             history.note_end(trial_id, stopped=state in STOPPED)

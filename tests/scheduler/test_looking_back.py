@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_core.goodput import BatchBounds
-from scheduler.knowledge.accounts import slot_hours_by_study, slot_seconds_by_trial
+from scheduler.knowledge.accounts import Usage, slot_hours_by_study, slot_seconds_by_trial
 from scheduler.knowledge.command_lines import parameters_of, with_parameters
 from scheduler.knowledge.measured import LEAST_SECONDS, MOMENTS, Measuring
 from scheduler.knowledge.waiting import expected_starts, waiting_series
 from scheduler.snapshot import NodeView, Snapshot, TrialView
-from trials.record import Reason, TrialRecord
+from trials.record import Reason, ReplicaRecord, ReplicaState, TrialRecord
 from trials.spec import TrialSpec
+from trials.store import sql_store
 from trials.store.base import HistoryEntry, SlotInterval
 
 UTC = datetime.UTC
@@ -207,3 +209,44 @@ def test_arguments_are_changed_in_place() -> None:
 def test_what_was_changed_is_what_is_read(values: dict[str, float]) -> None:
     command = ["train", *(word for name in values for word in (f"--{name}", "0"))]
     assert parameters_of(with_parameters(command, values)) == pytest.approx(values)
+
+
+# ---------------------------------------------------------------------- what trials have had so far
+
+
+def test_what_comes_and_goes_between_two_looks_counts_as_long_as_it_was_there(tmp_path: Path) -> None:
+    store = sql_store(f"sqlite:///{tmp_path / 'trials.db'}")
+    usage = Usage(store)
+
+    def look(now: float) -> tuple[float, float, float]:
+        rows: dict[str, list[ReplicaRecord]] = {}
+        for row in store.replicas():
+            rows.setdefault(row.trial_id, []).append(row)
+        usage.look(rows, {trial.trial_id: "s" for trial in store.trials(live_only=True)}, now)
+        return usage.of_study("s"), usage.of_trial(first.trial_id), usage.served_seconds(first.trial_id)
+
+    def replica(trial: TrialRecord, name: str, began: float) -> None:
+        store.add_replica(
+            ReplicaRecord(
+                replica_id=name, trial_id=trial.trial_id, node="n", slot=0, launch_index=0, launched_at=began, pid=1
+            )
+        )
+
+    first, second = (store.submit(TrialSpec(study="s", number=each, entrypoint="m:f"), 0.0) for each in range(2))
+    assert look(0.0) == (0.0, 0.0, 0.0)
+    replica(first, "a", 1.0)
+    assert look(3.0) == (2.0, 2.0, 2.0)
+    assert look(4.0) == (3.0, 3.0, 3.0)
+    replica(first, "b", 4.0)
+    store.update_replica("a", state=ReplicaState.GONE, gone_at=4.5)
+    store.update_replica("b", state=ReplicaState.GONE, gone_at=6.0)
+    # It comes and goes between two looks, and so does its trial.
+    replica(second, "c", 4.0)
+    store.update_replica("c", state=ReplicaState.GONE, gone_at=4.25)
+    usage.note_end(second)
+    assert look(9.0) == (5.75, 5.5, 5.0)
+    assert look(20.0) == (5.75, 5.5, 5.0)
+    again = Usage(store)
+    again.look({}, {}, 20.0)
+    assert (again.of_study("s"), again.of_trial(first.trial_id)) == (5.75, 5.5)
+    store.close()
