@@ -86,6 +86,7 @@ def test_ctrl_c_ends_without_a_traceback_and_a_sweep_in_memory_leaves_no_folder(
     assert "Traceback" not in said
     assert "elastune: interrupted; running trials were ended" in said
     assert running.returncode not in (0, None)
+    assert not (tmp_path / ".elastune").exists()
 
 
 def test_a_folder_that_was_there_stays(tmp_path: Path) -> None:
@@ -108,18 +109,18 @@ def test_a_sweep_in_memory_leaves_nothing_behind(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("elastic", [False, True])
 def test_a_sweep_ends_when_its_budget_is_used(tmp_path: Path, elastic: bool) -> None:
-    terms = "slots=1, terms=StudyTerms(budget_slot_hours=4 / 3600)"
-    path = script(tmp_path, f"n_trials=9, {terms}", sleep=2.0)
+    terms = "slots=1, terms=StudyTerms(budget_slot_hours=1 / 3600)"
+    path = script(tmp_path, f"n_trials=40, {terms}", sleep=0.3)
     text = path.read_text().replace("import optimize", "import StudyTerms, elastic, optimize")
     if elastic:
         text = text.replace(
-            f"optimize(study, objective, n_trials=9, {terms})", f"study.optimize(elastic(objective, {terms}), 9)"
+            f"optimize(study, objective, n_trials=40, {terms})", f"study.optimize(elastic(objective, {terms}), 40)"
         )
     path.write_text(text)
     done = run(path)
     assert done.returncode == 0, done.stderr
     assert elastic or "is used up, so its sweep ends" in done.stderr
-    assert 1 <= int(done.stdout.split("values ")[1]) < 9
+    assert 1 <= int(done.stdout.split("values ")[1]) < 40
 
 
 def test_only_our_own_errors_end_plainly() -> None:

@@ -303,12 +303,17 @@ def scheduler_for(
         goes = False
         try:
             yield client, embedded
-            goes = is_ours and not _has_failures(client)
+            goes = True
+        except KeyboardInterrupt:
+            # Nobody can go on with it: its study was in memory.
+            goes = True
+            raise
         finally:
+            goes = goes and is_ours and not _has_failures(client)
             client.close()
             embedded.stop()
-    if goes:
-        _remove(folder)
+            if goes:
+                _remove(folder)
 
 
 @contextmanager
