@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import gc
+import re
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -19,6 +21,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 LONGEST_FIRST = ("whole", "tuner_bridge", "dist_core")
 """Folders of tests that start processes; the others are done in moments."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files whose every test has a mark that the run leaves out: their imports take seconds."""
+    expression = str(config.option.markexpr)
+    left_out = [] if " or " in expression else re.findall(r"\bnot (\w+)", expression)
+    if not left_out or collection_path.suffix != ".py":
+        return None
+    marks = re.search(r"^pytestmark = (?:.*?)(?=^\S)", collection_path.read_text(), re.MULTILINE | re.DOTALL)
+    return (marks is not None and any(f"pytest.mark.{mark}" in marks[0] for mark in left_out)) or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

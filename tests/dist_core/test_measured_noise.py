@@ -91,18 +91,18 @@ def measured(adam: bool, batch: int, steps: int, reduction: str = "all_reduce") 
     return seen
 
 
-@pytest.mark.parametrize("reduction", ["power_sgd", "bf16", "fp16"])
-def test_a_lossy_reduction_measures_what_the_exact_one_does(reduction: str) -> None:
-    [lossy, _] = run_ranks(measured, 2, False, 13, 40, reduction)
+def test_lossy_reductions_measure_what_the_exact_one_does() -> None:
     [exact, _] = run_ranks(measured, 2, False, 13, 40)
-    assert len(lossy) == len(exact) > 30
-    for mine, theirs in zip(lossy, exact, strict=True):
-        assert mine == pytest.approx(theirs, rel=0.01)
+    assert len(exact) > 30
+    for reduction in ("power_sgd", "bf16", "fp16"):
+        [lossy, _] = run_ranks(measured, 2, False, 13, 40, reduction)
+        for mine, theirs in zip(lossy, exact, strict=True):
+            assert mine == pytest.approx(theirs, rel=0.01), reduction
 
 
 def test_replicas_without_examples_are_no_parts_of_the_batch() -> None:
-    results = run_ranks(measured, 4, False, 3, 300)
-    assert len(results[0]) > 290
+    results = run_ranks(measured, 4, False, 3, 150)
+    assert len(results[0]) > 140
     assert_unbiased([sqr for sqr, _ in results[0]], DIMENSION * TRUE_GRADIENT**2)
     assert_unbiased([trace for _, trace in results[0]], DIMENSION * 4.0)
 
@@ -207,8 +207,7 @@ def both(adam: bool) -> list[tuple[float, float, float, float]]:
     return [(*mine, *theirs) for mine, theirs in zip(ours, reference[skipped:], strict=False)]
 
 
-@pytest.mark.parametrize("adam", [False, True])
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize(("world_size", "adam"), [(2, True), (4, False), (4, True)])
 def test_the_estimate_is_adaptdls(world_size: int, adam: bool) -> None:
     rows = run_ranks(both, world_size, adam)[0]
     assert len(rows) > 30

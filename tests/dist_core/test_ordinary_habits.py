@@ -33,6 +33,7 @@ from tests.support.habits import (
 )
 from tests.support.shared_habits import (
     HABITS,
+    a_closure_by_name,
     habit,
     mse,
     simple,
@@ -40,7 +41,7 @@ from tests.support.shared_habits import (
 )
 
 USUAL = [(1, 1), (2, 3), (RESCALED, 2)]
-SLOW = [(3, 3), (RESCALED, 1)]
+SLOW = [(RESCALED, 1)]
 """Replicas, and passes a step."""
 
 
@@ -609,13 +610,18 @@ def a_metric_by_all_reduce(kit: Kit) -> list[float]:
 IN_TURNS = "uses a model after an optimizer has stepped"
 
 
+TWINS = (a_closure_by_name, in_double_precision, schedules_by_epoch, layers_frozen_later, compiled_outside)
+"""Habits that another one is like where replicas come and go: tried there with the slow tests."""
+
+
 def habits_and_runs() -> Iterator[Any]:
     for trains in HABITS:
         for replicas, passes in USUAL + SLOW:
             # This one is refused in its first step: nobody is left whom others could join.
             if (trains, replicas) != (two_models_in_turns, RESCALED) or passes == 1:
                 name = f"{trains.__name__}-{replicas}-{passes}"
-                marks = [pytest.mark.slow] if (replicas, passes) in SLOW else []
+                twin = trains in TWINS and (replicas, passes) == (RESCALED, 2)
+                marks = [pytest.mark.slow] if twin or (replicas, passes) in SLOW else []
                 yield pytest.param(trains, replicas, passes, id=name, marks=marks)
 
 

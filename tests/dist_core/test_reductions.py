@@ -124,8 +124,8 @@ def accumulate(passes: int, clear: str) -> list[tuple[float, list[int]]]:
 
 
 @pytest.mark.parametrize("clear", ["first", "last"])
-@pytest.mark.parametrize("passes", [1, 2, 3])
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_several_backward_passes_of_several_micro_batches_add_up(world_size: int, passes: int, clear: str) -> None:
     """As in a GAN's discriminator: the gradient of each pass is the mean over the whole global batch."""
     results = run_ranks(accumulate, world_size, passes, clear)

@@ -148,7 +148,8 @@ def test_a_study_lives_where_the_scheduler_looks(site: Site) -> None:
     assert site.call("PUT", "/studies/team.s", asked).status_code == 200
 
 
-def test_a_question_reaches_the_driver_and_its_answer_the_replica(site: Site) -> None:
+def test_a_question_reaches_the_driver_and_its_answer_the_replica(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler.api.replica_side.ANSWER_SECONDS", 0.05)
     name = site.with_replica()
     site.call("PUT", "/studies/s", {"owner": "one"})
     question = {"id": "q1", "method": "suggest_float", "arguments": {"name": "lr"}}

@@ -20,6 +20,7 @@ from scheduler.client.rows import row_of
 from scheduler.errors import NotRunning, RequestRefused, SchedulerError, SchedulerUnreachable
 from scheduler.host.embedded import EmbeddedScheduler
 from scheduler.host.recorded import recorded
+from tests.support.waiting import until
 from trials.errors import StoreUnavailable
 from trials.record import ReplicaRecord
 from trials.spec import TrialSpec
@@ -305,16 +306,16 @@ def test_what_is_forgotten_is_gone(tmp_path: Path) -> None:
         spec: dict[str, Any] = {"study": "s", "entrypoint": "no.such:main", "max_losses": 0}
         ended = client.submit(spec)
         client.stop(ended)
-        deadline = time.monotonic() + 30.0
-        while True:
+
+        def is_forgotten() -> bool:
             try:
-                assert client.forget([ended.id]) == 1
-                break
+                return client.forget([ended.id]) == 1
             except RequestRefused:
                 # Its replica has not gone yet.
-                assert time.monotonic() < deadline
-        while any(trial.id == ended.id for trial in client.trials()):
-            pass
+                return False
+
+        until(is_forgotten, 30.0)
+        until(lambda: all(trial.id != ended.id for trial in client.trials()), 30.0)
     embedded.stop()
     kept = json.loads((tmp_path / "state" / "server.json").read_text())
     assert kept["ending"] is True

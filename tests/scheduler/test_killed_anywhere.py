@@ -172,8 +172,9 @@ class World:
                     self.lost = True
                     self.launcher.end(trial.members[1], -9)
 
-    def run(self) -> None:
-        for _ in range(ROUNDS):
+    def run(self, before: Callable[[int], None] = lambda number: None) -> None:
+        for number in range(ROUNDS):
+            before(number)
             self.tick()
             self.replicas_act()
             self.now += 2.0
@@ -226,14 +227,13 @@ def test_a_scheduler_killed_at_any_point_of_a_tick_loses_nothing(tmp_path: Path,
 def test_a_clock_that_jumps_at_any_time_loses_nothing(tmp_path: Path, jump: float, restarts: bool) -> None:
     for at in range(60):
         world = World(tmp_path)
-        for round_number in range(ROUNDS):
-            if round_number == at:
+
+        def jumps(number: int, world: World = world, at: int = at) -> None:
+            if number == at:
                 world.jumped = jump
-                if restarts:
-                    world.loop = world.new_loop()
-            world.tick()
-            world.replicas_act()
-            world.now += 2.0
+                world.loop = world.new_loop() if restarts else world.loop
+
+        world.run(jumps)
         trials = [world.store.trial(name) for name in world.trials]
         assert [trial.state for trial in trials] == [TrialState.SUCCEEDED] * 3, (at, [t.reason for t in trials])
         assert world.store.replicas() == [] and world.launcher.running == {}

@@ -1,43 +1,14 @@
-"""The contract of every policy."""
+"""The contract of every policy; what holds whatever the trials and sizes: test_whole_replicas.py."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from scheduler.simulator.rivals import COMPARED, compared_policy
-from scheduler.snapshot import TrialView, check_grants
-from tests.support.views import running, snapshot, that_fit, views, waiting
+from scheduler.snapshot import check_grants
+from tests.support.views import running, snapshot, waiting
 
 KEEPS_SIZE = {"fifo", "asha_static", "tiresias"}
-
-
-@pytest.mark.parametrize("name", COMPARED)
-@settings(max_examples=80, deadline=None)
-@given(
-    trials=st.lists(views, max_size=8, unique_by=lambda view: view.trial_id),
-    nodes=st.integers(1, 4),
-    slots=st.integers(1, 8),
-    order=st.randoms(),
-)
-def test_invariants(name: str, trials: list[TrialView], nodes: int, slots: int, order: Any) -> None:
-    policy = compared_policy(name)
-    kept = that_fit(trials, slots)
-    seen = snapshot(*kept, slots=slots, nodes=nodes)
-    grants = policy.allocate(seen)
-    assert set(grants) == {view.trial_id for view in kept}
-    check_grants(seen, grants)
-    for view in kept:
-        assert not grants[view.trial_id].slots or view.held is None
-        assert grants[view.trial_id].reason.sentence
-    shuffled = list(kept)
-    order.shuffle(shuffled)
-    again = policy.allocate(replace(seen, trials=tuple(shuffled)))
-    assert {key: grant.slots for key, grant in again.items()} == {key: grant.slots for key, grant in grants.items()}
 
 
 @pytest.mark.parametrize("name", COMPARED)

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,9 +35,9 @@ def job(number: int = 0, at: float = 0.0, replicas: int = 2) -> Submission:
 
 @pytest.mark.parametrize("policy", COMPARED)
 def test_every_policy_finishes_a_workload_the_same_way_twice(policy: str) -> None:
-    jobs = synthetic_workload(4, seed=3, mean_seconds_between=60.0)
+    jobs = synthetic_workload(3, seed=3, mean_seconds_between=60.0)
     first, again = (compare(jobs, [policy], SETTINGS)[0] for _ in range(2))
-    assert len(first.jobs) == 4
+    assert len(first.jobs) == 3
     assert first == again
     for result in first.jobs:
         assert result.finished_at > result.submitted_at
@@ -80,24 +81,18 @@ def test_a_change_that_is_taken_back_before_it_pays_is_counted(
     assert training.num_undone == undone
 
 
-def test_allocations_never_exceed_the_cluster() -> None:
-    jobs = synthetic_workload(15, seed=1, mean_seconds_between=30.0)
-    [result] = compare(jobs, ["goodput"], SETTINGS)
-    assert result.allocations
-    for _, held in result.allocations:
-        used: dict[str, int] = {}
-        for placement in held.values():
-            for node, count in placement.items():
-                used[node] = used.get(node, 0) + count
-        assert all(count <= SETTINGS.slots_per_node for count in used.values())
-
-
-def test_more_information_helps_and_elastic_beats_rigid() -> None:
+def test_more_information_helps_elastic_beats_rigid_and_none_exceeds_the_cluster() -> None:
     jobs = synthetic_workload(12, seed=5, mean_seconds_between=60.0)
     mean = {}
     for name, information in (("goodput", "pooled"), ("goodput", "own"), ("tiresias", "own")):
         [result] = compare(jobs, [name], SETTINGS, information)  # type: ignore[arg-type]  # literals in a tuple
         mean[name, information] = np.mean([each.completion_seconds for each in result.jobs])
+        assert result.allocations
+        for _, held in result.allocations:
+            used = Counter[str]()
+            for placement in held.values():
+                used.update(placement)
+            assert all(count <= SETTINGS.slots_per_node for count in used.values())
     assert mean["goodput", "pooled"] < mean["goodput", "own"] < mean["tiresias", "own"]
 
 
@@ -156,13 +151,13 @@ def test_measurements_are_interpolated(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_a_table_and_writes_files(tmp_path: Path) -> None:
-    arguments = ["simulate", "--jobs", "5", "--policy", "goodput", "--policy", "fifo", "--nodes", "2"]
+    arguments = ["simulate", "--jobs", "2", "--policy", "goodput", "--policy", "fifo", "--nodes", "2"]
     arguments += ["--json", str(tmp_path / "s.json"), "--picture", str(tmp_path / "s.png")]
     shown = CliRunner().invoke(command_line, arguments, catch_exceptions=False)
     assert shown.exit_code == 0
     assert "goodput" in shown.output and "fifo" in shown.output
     [first, second] = json.loads((tmp_path / "s.json").read_text())
-    assert first["policy"] == "goodput" and len(first["completions"]) == 5
+    assert first["policy"] == "goodput" and len(first["completions"]) == 2
     assert second["mean_completion"] > 0
     told = CliRunner().invoke(
         command_line, [*arguments, "--why", first["completions"][0]["name"]], catch_exceptions=False
@@ -196,8 +191,8 @@ def test_a_sweep_stops_at_rungs_and_says_when_its_best_was_done() -> None:
     sweep = SweepSettings(max_replicas=4, at_a_time=8, rungs=(3, 10))
     settings = SimulationSettings(nodes=2, slots_per_node=4, decide_every_seconds=15.0)
     results = {}
-    for name, least in (("goodput", 1), ("asha_static", 1), ("fair_share", 1)):
-        bounds = replace(sweep, min_replicas=least, max_replicas=1 if name == "asha_static" else 4)
+    for name in ("goodput", "asha_static"):
+        bounds = replace(sweep, min_replicas=1, max_replicas=1 if name == "asha_static" else 4)
         results[name] = SweepWorld(curves, SMALL, compared_policy(name), settings, bounds).sweep()
     for result in results.values():
         assert 1 <= result.finished < 18

@@ -40,7 +40,7 @@ def in_replicas_of(view: TrialView, size: int) -> TrialView:
 
 
 @pytest.mark.parametrize("name", COMPARED)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     trials=st.lists(st.tuples(views, st.integers(1, 4)), max_size=8, unique_by=lambda pair: pair[0].trial_id),
     nodes=st.integers(1, 4),
@@ -56,6 +56,9 @@ def test_every_policy_grants_whole_replicas(
     grants = policy.allocate(seen)
     check_grants(seen, grants)
     assert set(grants) == {view.trial_id for view in kept}
+    for view in kept:
+        assert not grants[view.trial_id].slots or view.held is None
+        assert grants[view.trial_id].reason.sentence
     shuffled = list(kept)
     order.shuffle(shuffled)
     again = policy.allocate(replace(seen, trials=tuple(shuffled)))

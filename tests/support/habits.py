@@ -56,7 +56,7 @@ LOST = {
 """Where one of three replicas is killed, once it has come to step ``KILL_AT``: before it makes this call."""
 LATE_BATCH = 5
 """Of its share of the epoch's evaluations."""
-FROZEN_SECONDS = 8.0
+FROZEN_SECONDS = 4.0
 """A frozen one keeps its connections for so long, and only the scheduler tells of its loss."""
 GROWN = -1
 """As RESCALED, but nobody is lost."""

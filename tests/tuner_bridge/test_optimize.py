@@ -94,26 +94,20 @@ class TestAgainstPlainOptuna:
         with pytest.raises(ValueError, match="low"):
             optimize(study(), objectives.bad_distribution, n_trials=1)
 
-    def test_several_jobs_at_a_time(self) -> None:
-        made = study()
-        optimize(made, objectives.quadratic, n_trials=6, n_jobs=-1)
-        assert [trial.state for trial in made.trials] == [COMPLETE] * 6
-
-    def test_enqueued_trials_come_first(self) -> None:
-        made = study()
-        made.enqueue_trial({"x": 2.0, "y": 0, "kind": "b"})
-        optimize(made, objectives.quadratic, n_trials=1)
-        assert made.best_value == 0.0
-
     def test_queued_trials_run_once_each_with_several_jobs(self, tmp_path: Path) -> None:
         made = study(storage=f"sqlite:///{tmp_path / 'study.db'}")
         for number in range(8):
             made.enqueue_trial({"x": float(number), "y": 0, "kind": "b"})
         seen: list[int] = []
         optimize(
-            made, objectives.quadratic, n_trials=8, n_jobs=2, callbacks=[lambda study, trial: seen.append(trial.number)]
+            made,
+            objectives.quadratic,
+            n_trials=8,
+            n_jobs=-1,
+            callbacks=[lambda study, trial: seen.append(trial.number)],
         )
         assert sorted(seen) == list(range(8))
+        assert [trial.params["x"] for trial in made.trials] == list(range(8)) and made.best_value == 0.0
         assert "ask" not in vars(made)
 
     @pytest.mark.parametrize("in_the_body", [False, True])
@@ -284,6 +278,9 @@ def test_interrupted_trials_are_finished_even_if_others_were_run_since(tmp_path:
     assert made.trials[0].state is optuna.trial.TrialState.RUNNING
     optimize(made, objectives.quadratic, n_trials=2, resume=True)
     assert [trial.state for trial in made.trials] == [COMPLETE] * 3
+    # A study that is over has nothing left to do.
+    optimize(made, objectives.quadratic, n_trials=3, resume=True)
+    assert len(made.trials) == 3
 
 
 def test_a_wrong_or_missing_token_is_refused(scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,13 +300,6 @@ def test_what_is_asked_for_a_study_reaches_the_scheduler(scheduler: Any, caplog:
     assert found["name"].startswith("asked-for-")
     assert (found["weight"], found["goal"], found["quota"]) == (2.0, "makespan", None)
     assert "yields_to names 'nobody', but there is no such study" in caplog.text
-
-
-def test_a_finished_study_has_nothing_left_to_do(tmp_path: Path, scheduler: Any) -> None:
-    made = study(storage=f"sqlite:///{tmp_path / 'study.db'}")
-    optimize(made, objectives.quadratic, n_trials=2)
-    optimize(made, objectives.quadratic, n_trials=2, resume=True)
-    assert len(made.trials) == 2
 
 
 def test_inside_a_replica_a_sweep_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

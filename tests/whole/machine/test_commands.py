@@ -66,19 +66,13 @@ def test_one_that_comes_too_late_comes_again(rig: Rig) -> None:
     assert [row["world_size"] for row in rig.rows() if row["replica"] == joiner[0].replica_id][:1] == [2]
 
 
-def test_one_that_leaves_does_not_end_the_trial(rig: Rig) -> None:
+def test_one_that_leaves_does_not_end_the_trial_and_a_paused_one_goes_on_where_it_was(rig: Rig) -> None:
     trial_id = submit(rig, 2, CODE, STEP_SECONDS="0.05")
     rig.until_size(trial_id, 2)
     rig.until_step(5)
     rig.want(trial_id, 1)
     rig.until_size(trial_id, 1)
-    assert_trained_once(rig, trial_id)
-
-
-def test_a_paused_one_goes_on_where_it_was(rig: Rig) -> None:
-    trial_id = submit(rig, 1, CODE)
-    rig.until_size(trial_id, 1)
-    rig.until_step(20)
+    rig.until_step(15)
     rig.want(trial_id, 0)
     rig.until(lambda: rig.trial(trial_id).state is TrialState.PAUSED, "the pause")
     rig.want(trial_id, 1)

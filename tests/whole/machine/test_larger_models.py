@@ -96,9 +96,7 @@ def test_a_trial_goes_on_with_any_layout_that_it_is_given(rig: Rig, undisturbed:
     rig.until_size(trial_id, 1)
     for slots, layout in (
         (2, "2 sharded"),
-        (4, "2 sharded"),
         (4, "4 stages"),
-        (2, "2 stages recomputed"),
         (2, "1 recomputed"),
         (2, "2 sharded recomputed"),
     ):
