@@ -75,7 +75,7 @@ def test_a_stopped_experiment_resumes_with_the_same_trials(experiment: Callable[
             *(("PERIODICAL", number) for number in range(14)),
             ("FINAL", 0),
         ]
-        assert [value["epoch"] for kind, _, value in results if kind == "PERIODICAL"] == list(range(14))
+        assert [value["epoch"] for kind, _, value in results if kind == "PERIODICAL"] == list(range(10))
         earlier = before.get(trial["trialJobId"], [])
         assert results[: len(earlier)] == earlier
     trials = made.trials()
@@ -86,7 +86,7 @@ def test_a_stopped_experiment_resumes_with_the_same_trials(experiment: Callable[
             assert run.state == "complete"
             assert float(run.parameters["x"]) == pytest.approx(x_of(trial), rel=1e-5)
             losses = {number: value["default"] for kind, number, value in results if kind == "PERIODICAL"}
-            assert [step for step, _ in run.series["objective"]] == list(range(14))
+            assert [step for step, _ in run.series["objective"]] == list(range(10))
             assert dict(run.series["objective"]) == pytest.approx(losses, rel=1e-5)
             assert run.series["value"][0][1] == pytest.approx(results[-1][2], rel=1e-5)
             assert "its first replicas are training" in run.history or "trains" in run.history
@@ -96,7 +96,7 @@ def _train_until_both_have_reported(made: NniExperiment, count: int) -> None:
     """However long after the first one the second trial begins, neither is over by then."""
     held_by = made.notes.parent / "held"
     held_by.touch()
-    made.environ |= {"STEP_SECONDS": "0.05", "EPOCHS": "14", "HELD_BY": str(held_by)}
+    made.environ |= {"STEP_SECONDS": "0.05", "EPOCHS": "10", "HELD_BY": str(held_by)}
     made.create()
     made.until(lambda: _reported(made, count), "both trials to have trained")
     held_by.unlink()
@@ -122,7 +122,7 @@ def test_trials_of_a_killed_manager_are_adopted_when_the_experiment_resumes(
     assert made.states() == ["SUCCEEDED"] * 3
     for trial in made.trials():
         results = made.results(trial["trialJobId"])
-        assert [value["epoch"] for kind, _, value in results if kind == "PERIODICAL"] == list(range(14))
+        assert [value["epoch"] for kind, _, value in results if kind == "PERIODICAL"] == list(range(10))
         assert results[-1][0] == "FINAL"
         earlier = before.get(trial["trialJobId"], [])
         assert results[: len(earlier)] == earlier
@@ -139,7 +139,7 @@ def test_a_killed_driver_and_a_lost_replica_cost_no_trial(experiment: Callable[.
     assert made.states() == ["SUCCEEDED"] * 2
     for trial in made.trials():
         epochs = [value["epoch"] for kind, _, value in made.results(trial["trialJobId"]) if kind == "PERIODICAL"]
-        assert epochs == list(range(14))
+        assert epochs == list(range(10))
 
 
 def test_a_trial_grows_when_another_ends_and_reports_once(experiment: Callable[..., NniExperiment]) -> None:

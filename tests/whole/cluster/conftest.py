@@ -64,6 +64,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
 
 @pytest.fixture(autouse=True)
 def _tidy(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test ends what it starts; one that fails may leave something behind."""
+    failed = request.session.testsfailed
     yield
-    if "cluster" in request.fixturenames:
+    if "cluster" in request.fixturenames and request.session.testsfailed > failed:
         tidy()

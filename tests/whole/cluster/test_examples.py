@@ -33,6 +33,6 @@ def test_a_trial_by_hand_grows_and_trains_each_epoch_once(cluster: Installed) ->
 @pytest.mark.timeout(300)
 def test_a_sweep_runs_from_this_machine(cluster: Installed, tmp_path: Path) -> None:
     shutil.copy(EXAMPLES / "sweep.py", tmp_path)
-    said = cluster.sweep("sweep.py", "4", folder=tmp_path)
+    said = cluster.sweep("sweep.py", "3", folder=tmp_path)
     found = re.search(r"best: accuracy ([0-9.]+)", said)
     assert found is not None and float(found.group(1)) > 0.85, said

@@ -30,7 +30,7 @@ from tests.support.cluster.rig import (
     values,
 )
 
-OUTAGE_SECONDS = 25.0
+OUTAGE_SECONDS = 18.0
 """Longer than a lease."""
 
 

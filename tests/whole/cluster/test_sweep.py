@@ -28,7 +28,7 @@ from tests.support.cluster.rig import (
 )
 from tests.support.nine_shapes import EXPECTED, found_in_replicas
 
-TRIALS = 8
+TRIALS = 5
 
 
 @pytest.mark.timeout(900)

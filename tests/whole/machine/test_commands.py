@@ -56,11 +56,11 @@ def assert_trained_once(rig: Rig, trial_id: str, epochs: int = EPOCHS) -> None:
 
 @pytest.mark.slow
 def test_one_that_comes_too_late_comes_again(rig: Rig) -> None:
-    trial_id = submit(rig, 1, LATE, EPOCHS="40", LATE_SECONDS="6")
+    trial_id = submit(rig, 1, LATE, EPOCHS="20", LATE_SECONDS="3")
     rig.until_size(trial_id, 1)
     rig.want(trial_id, 2)
     rig.until_size(trial_id, 2)
-    assert_trained_once(rig, trial_id, 40)
+    assert_trained_once(rig, trial_id, 20)
     joiner = [row for row in rig.store.replicas(live_only=False) if row.launch_index > 0]
     assert len(joiner) == 1
     assert [row["world_size"] for row in rig.rows() if row["replica"] == joiner[0].replica_id][:1] == [2]

@@ -100,9 +100,9 @@ def test_agents_of_a_job_run_in_containers_that_have_a_python_of_their_own(tmp_p
 
 def test_replicas_outlive_their_scheduler_and_the_next_one_has_them(tmp_path: Path) -> None:
     with allocation() as job, up(tmp_path, environ=job) as scheduler:
-        trial = scheduler.submit("5:5", 30)
+        trial = scheduler.submit("5:5", 12)
         scheduler.until_state(trial, "running")
-        until(lambda: len(scheduler.epochs(trial)) > 10, 30.0, "it does not train")
+        until(lambda: len(scheduler.epochs(trial)) > 3, 30.0, "it does not train")
         scheduler.kill()
         before = set(agents())
         scheduler.start_again()
@@ -111,7 +111,7 @@ def test_replicas_outlive_their_scheduler_and_the_next_one_has_them(tmp_path: Pa
         starts = scheduler.starts(trial)
         assert len(starts) == 5
         assert {line.split()[2] for line in starts} == {"n1", "n2"}
-        assert set(scheduler.epochs(trial)) == set(range(30))
+        assert set(scheduler.epochs(trial)) == set(range(12))
     assert until(lambda: not agents(), 10.0, "agents are left")
 
 
