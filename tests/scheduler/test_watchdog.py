@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from scheduler.host.server import EXIT_STUCK
-from scheduler.loop.loop_thread import LOOK_SECONDS, STUCK_SECONDS, Watchdog
+from scheduler.loop.loop_thread import LOOK_SECONDS, MOST_SAVED_SECONDS, SHARE, STUCK_SECONDS, CpuBudget, Watchdog
 from tests.support.site import TOKENS, Site
 from tests.support.waiting import until
 
@@ -111,3 +111,31 @@ def test_ones_own_scheduler_that_is_stuck_ends_with_its_threads_told(tmp_path: P
     for stream in (process.stdin, process.stdout, process.stderr):
         stream.close()
     assert "has not run for" in said and "loop_thread.py" in said
+
+
+# ------------------------------------------------- the share of a core that looks at trials may cost, in virtual time
+
+
+def rests(looks: int, cpu: float, budget: CpuBudget, now: float) -> tuple[list[float], float]:
+    """Of so many looks one after the other, each of which is over when its CPU time is; and the time after them."""
+    found = []
+    for _ in range(looks):
+        now += cpu
+        found.append(budget.rest_after(cpu, now))
+        now += found[-1]
+    return found, now
+
+
+def test_a_few_looks_after_a_quiet_time_need_no_rest() -> None:
+    assert sum(rests(20, 0.03, CpuBudget(100.0), 100.0)[0]) == 0.0
+
+
+def test_in_the_long_run_the_share_is_kept() -> None:
+    _, ended = rests(1000, 0.03, CpuBudget(100.0), 100.0)
+    assert pytest.approx(SHARE * (ended - 100.0), rel=0.01) == 1000 * 0.03 - MOST_SAVED_SECONDS
+
+
+def test_what_was_saved_has_a_limit() -> None:
+    budget = CpuBudget(0.0)
+    budget.rest_after(0.0, 1e6)
+    assert budget.rest_after(MOST_SAVED_SECONDS + 0.1, 1e6) == pytest.approx(0.1 / SHARE)

@@ -4,10 +4,14 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from trials.errors import InvalidTrialSpec
+from tests.support.project import ROOT
+from trials.errors import IllegalTransition, InvalidTrialSpec
 from trials.fields import Flag, Integer, Kind, Name, Text, Texts, Values, Variables, schema
 from trials.spec import MOST_REPLICAS, TrialSpec
+from trials.states import TRANSITIONS, TrialEvent, TrialState, next_state, state_diagram
 
 
 def spec(**changes: Any) -> TrialSpec:
@@ -76,3 +80,44 @@ def test_a_kind_takes_what_it_says_and_nothing_else(kind: Kind, good: list[Any],
         assert kind.demand(kind.parsed(json.loads(json.dumps(kind.plain(value))))) is None
     for value in bad:
         assert kind.demand(value)
+
+
+# ---------------------------------------- the transition table, and the diagram that the documentation prints from it
+
+
+def test_the_ordinary_life() -> None:
+    state = TrialState.PENDING
+    for event in (
+        TrialEvent.LAUNCHED,
+        TrialEvent.TRAINS,
+        TrialEvent.RESCALE_BEGAN,
+        TrialEvent.RESCALE_ENDED,
+        TrialEvent.EMPTIED,
+        TrialEvent.LAUNCHED,
+        TrialEvent.TRAINS,
+        TrialEvent.VALUE_RETURNED,
+    ):
+        state = next_state(state, event)
+    assert state is TrialState.SUCCEEDED
+
+
+@given(st.sampled_from(TrialState), st.sampled_from(TrialEvent))
+def test_unknown_pairs_raise_and_final_states_take_nothing(state: TrialState, event: TrialEvent) -> None:
+    if (state, event) in TRANSITIONS:
+        assert not state.is_final
+        assert next_state(state, event) is TRANSITIONS[state, event]
+    else:
+        with pytest.raises(IllegalTransition, match=event.value):
+            next_state(state, event)
+
+
+def test_every_live_state_can_be_cancelled_and_given_up() -> None:
+    for state in TrialState:
+        if not state.is_final:
+            assert next_state(state, TrialEvent.CANCELLED_BY_OWNER) is TrialState.CANCELLED
+            assert next_state(state, TrialEvent.GAVE_UP) is TrialState.FAILED
+
+
+def test_the_documentation_shows_the_table_as_it_is() -> None:
+    page = ROOT / "docs" / "architecture.md"
+    assert f"```mermaid\n{state_diagram()}\n```" in page.read_text()

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import os
 import queue
+import random
+import subprocess
+import sys
 import threading
 from typing import Any
 
+import pytest
+
+from scheduler.client.connection import SchedulerClient
+from scheduler.errors import RequestRefused
 from tuner_bridge.driving import exchange as module
-from tuner_bridge.driving.exchange import Answers, Inboxes
+from tuner_bridge.driving.exchange import Answers, Inboxes, ToldParameters, flattened
+from tuner_bridge.driving.study_driver import StudyDriver, driver_identity, has_ended
 from tuner_bridge.in_replica.wire import decode_value
+from tuner_bridge.optuna.importance import importance
 
 
 def question(number: int, trial_id: str = "t") -> dict[str, Any]:
@@ -88,3 +99,128 @@ def test_the_end_is_told_once_and_a_refusal_reaches_the_trial() -> None:
     inboxes.close("t")
     inboxes.is_answered("t", "t:1")
     assert inboxes.known() == ({}, [])
+
+
+# --------------------- a driver of this machine that was killed is known to be gone; any other one may still be there
+
+
+TELLS = "from tuner_bridge.driving.study_driver import driver_identity; print(driver_identity(), flush=True); input()"
+
+
+def test_a_process_that_was_killed_has_ended() -> None:
+    with subprocess.Popen([sys.executable, "-c", TELLS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        told = other.stdout.readline().decode().strip()
+        assert not has_ended(told)
+        other.kill()
+        # Nobody has asked for its end yet.
+        os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
+        assert has_ended(told)
+        other.wait()
+        assert has_ended(told)
+
+
+def test_a_number_that_another_process_has_now_is_another() -> None:
+    machine, pid, began, mark = driver_identity().split("-")
+    assert not has_ended(f"{machine}-{pid}-{began}-{mark}")
+    assert has_ended(f"{machine}-{pid}-{int(began) - 60}-{mark}")
+
+
+def test_of_others_it_is_not_known() -> None:
+    _, pid, began, mark = driver_identity().split("-")
+    for told in (f"0000000000000000-{pid}-{int(began) - 60}-{mark}", "4711-abcdef", "", "a-b-c-d"):
+        assert not has_ended(told)
+
+
+def test_where_the_machine_does_not_tell_nobody_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> str:
+        raise OSError(f"no {path}")
+
+    monkeypatch.setattr(os, "readlink", refuse)
+    machine, _, began, mark = driver_identity().split("-")
+    assert not has_ended(f"{machine}-4194304-{began}-{mark}"), "there is no such process"
+
+
+def test_each_one_is_another_and_fits() -> None:
+    first, second = driver_identity(), driver_identity()
+    assert first != second
+    assert max(map(len, (first, second))) <= 64
+
+
+# ----------------- a sweep whose trials are to live in a team's namespace says so, and its names are that namespace's
+
+
+def asked_for(monkeypatch: pytest.MonkeyPatch, namespace: str) -> tuple[str, dict[str, Any]]:
+    """Path and body with which the driver attaches."""
+    seen: list[tuple[str, dict[str, Any]]] = []
+
+    def request(method: str, path: str, body: Any = None, **options: Any) -> Any:
+        seen.append((path, body))
+        raise RequestRefused("enough")
+
+    client = SchedulerClient("http://127.0.0.1:9", "a token that nobody knows")
+    monkeypatch.setattr(client, "request", request)
+    monkeypatch.setenv("ELASTUNE_NAMESPACE", namespace)
+    driver = StudyDriver("resnet-1", "minimize", client, reconnect=lambda client: client, title="resnet")
+    with pytest.raises(RequestRefused):
+        driver.attach({"yields_to": ["net"], "weight": 2.0})
+    client.close()
+    return seen[0]
+
+
+def test_names_of_a_study_are_those_of_its_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    path, body = asked_for(monkeypatch, "team")
+    assert path == "/studies/team.resnet-1"
+    assert (body["title"], body["namespace"]) == ("team.resnet", "team")
+    assert body["terms"] == {"yields_to": ["team.net"], "weight": 2.0}
+
+
+def test_without_a_namespace_names_are_as_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    path, body = asked_for(monkeypatch, "")
+    assert (path, body["title"], "namespace" in body) == ("/studies/resnet-1", "resnet", False)
+    assert body["terms"]["yields_to"] == ["net"]
+
+
+# -------------------------------- what a tuner tried reaches the scheduler once, and which of it mattered can be told
+
+
+def test_what_was_noted_waits_until_it_was_told() -> None:
+    told = ToldParameters()
+    told.note("a", {"lr": 0.1, "act": ("relu", 2), "bad": math.nan})
+    told.note("b", {"lr": 0.2})
+    first = told.waiting()
+    assert first == {"a": {"lr": 0.1, "act": "('relu', 2)", "bad": "nan"}, "b": {"lr": 0.2}}
+    told.note("a", {"lr": 0.3, "depth": 4})
+    told.are_told(first)
+    assert told.waiting() == {"a": {"lr": 0.3, "depth": 4}}
+    told.are_told(told.waiting())
+    assert told.waiting() == {}
+
+
+def test_nested_choices_are_named_by_their_path() -> None:
+    assert flattened({"a": 1, "layer": {"size": 3, "act": {"_name": "relu"}}}) == {
+        "a": 1,
+        "layer.size": 3,
+        "layer.act._name": "relu",
+    }
+
+
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+def test_the_parameter_that_matters_comes_first(direction: str) -> None:
+    draw = random.Random(0)
+    ended = []
+    for _ in range(60):
+        lr, width, kind = 10 ** draw.uniform(-4, 0), draw.randint(8, 64), draw.choice(["a", "b"])
+        loss = (math.log10(lr) + 2) ** 2 + 0.001 * width
+        ended.append(({"lr": lr, "width": width, "kind": kind, "same": 1}, loss if direction == "minimize" else -loss))
+    found = importance(ended, direction)
+    assert next(iter(found)) == "lr"
+    assert set(found) == {"lr", "width", "kind"}
+    assert sum(found.values()) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_without_a_choice_there_is_nothing_to_tell() -> None:
+    with pytest.raises(ValueError, match="a parameter that all finished trials have"):
+        importance([({"a": 1}, 0.5), ({"a": 1}, 0.7)], "minimize")
+    with pytest.raises(ValueError, match="a parameter that all finished trials have"):
+        importance([({"a": 1}, 0.5), ({"b": 1}, 0.7)], "minimize")

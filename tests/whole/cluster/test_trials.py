@@ -17,6 +17,7 @@ from tests.support.cluster.rig import (
     Installed,
     apply,
     delete,
+    goes_on,
     gpu_nodes,
     kubectl,
     log_of,
@@ -25,6 +26,7 @@ from tests.support.cluster.rig import (
     printed,
     replicas_of,
     running,
+    schedulers,
     status,
     steady,
     stranger,
@@ -318,3 +320,23 @@ def lost_at(node: str) -> float | None:
     if ready["status"] == "True":
         return None
     return datetime.fromisoformat(ready["lastTransitionTime"]).timestamp()
+
+
+# ------------------------------------------------------ a scheduler that stands by takes over from the one that leads
+
+
+def test_the_scheduler_that_stands_by_takes_over_and_adopts_everything(cluster: Installed) -> None:
+    until(lambda: len(schedulers()) == 2, 30.0, "two schedulers run")
+    steady(cluster, "watched", maxReplicas=2)
+    running("watched", 2)
+    replicas = {pod["metadata"]["name"] for pod in replicas_of("watched")}
+    leader = cluster.leader()
+    killed = time.monotonic()
+    kubectl("-n", NAMESPACE, "delete", "pod", leader, "--grace-period=0", "--force", "--wait=false")
+    # The one that stood by, or the one that has been made in place of the killed one: whichever looks first.
+    until(lambda: (cluster.leader() or leader) != leader, 60.0, "another one leads")
+    print(f"another one led {time.monotonic() - killed:.1f} s after the leader was killed")
+    goes_on(replicas)
+    kubectl("-n", NAMESPACE, "scale", "trial", "watched", "--replicas=1")
+    running("watched", 1)
+    delete("watched")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,9 @@ from tests.support.scripts import run_python
 
 
 @pytest.mark.slow
+# ------------------------------------------------------- what importing our packages costs: torch belongs to replicas
+
+
 @pytest.mark.parametrize(("trials", "how"), [(1, ["--how", "stages"]), (1, ["--how", "sharded"]), (2, [])])
 def test_a_small_gpt_is_tuned_over_two_slots_a_trial(tmp_path: Path, trials: int, how: list[str]) -> None:
     script = str(ROOT / "examples" / "gpt.py")
@@ -41,3 +46,11 @@ def test_an_example_tunes_what_it_says(tmp_path: Path, name: str, value: str, at
     found = re.search(rf"best: {value} ([0-9.]+)", done.stdout)
     assert found is not None, done.stdout
     assert at_least < float(found.group(1)) <= at_most
+
+
+@pytest.mark.parametrize(
+    "module", ["dist_core", "dist_core.goodput", "trials.store", "scheduler.host.server", "tuner_bridge"]
+)
+def test_scheduler_side_never_loads_torch(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
