@@ -56,13 +56,14 @@ class _Copy:
 class ScriptVariables(Listener):
     """Variables that the script changes in its loop over epochs, as a state of the trial.
 
-    ``belongs_to_trial``: tells of an object whether it is a part of the trial's other states, as a trained model is.
+    ``belongs_to_trial``: returns a test that tells of an object whether it is a part of the trial's other states, as a
+    trained model is.
 
     ``warn``: told once of variables that have changed and that no other replica can be given.
     """
 
     def __init__(
-        self, position: Position, belongs_to_trial: Callable[[Any], bool], warn: Callable[[str], None]
+        self, position: Position, belongs_to_trial: Callable[[], Callable[[Any], bool]], warn: Callable[[str], None]
     ) -> None:
         self._position = position
         self._belongs_to_trial = belongs_to_trial
@@ -229,6 +230,7 @@ class ScriptVariables(Listener):
             for name, value in list(self._frame.f_globals.items()):
                 if type(value) in NUMBERS_AND_TEXTS and not name.startswith("__"):
                     yield f"{_GLOBAL}{name}", value
+        belongs = self._belongs_to_trial()
         for name, value in list(self._frame.f_locals.items()):
             if name.startswith("__"):
                 continue
@@ -236,17 +238,20 @@ class ScriptVariables(Listener):
                 for attribute, held in list(vars(value).items()):
                     if type(held) in NUMBERS_AND_TEXTS and attribute != "training" and not attribute.startswith("_"):
                         yield f"{name}.{attribute}", held
-            if self._belongs_to_trial(value):
-                continue
-            yield from self._leaves_of(name, value, depth=_DEPTH)
+            yield from self._leaves_of(name, value, belongs, depth=_DEPTH)
 
-    def _leaves_of(self, path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
-        if _is_leaf(value) or path in self._at_first:
+    def _leaves_of(
+        self, path: str, value: Any, belongs: Callable[[Any], bool], depth: int
+    ) -> Iterator[tuple[str, Any]]:
+        if belongs(value):
+            return
+        if _is_module(value) and any(map(belongs, value.modules())):
+            yield from _beside_trained(path, value, belongs)
+        elif _is_leaf(value) or path in self._at_first:
             yield path, value
         elif depth and is_object_of_user(value):
             for attribute, held in list(vars(value).items()):
-                if not self._belongs_to_trial(held):
-                    yield from self._leaves_of(f"{path}.{attribute}", held, depth - 1)
+                yield from self._leaves_of(f"{path}.{attribute}", held, belongs, depth - 1)
         elif isinstance(value, torch.utils.data.Dataset) and _is_users_class(type(value)):
             for attribute, held in list(vars(value).items()):
                 # No lists and dictionaries, which may be caches of its samples.
@@ -266,6 +271,19 @@ class ScriptVariables(Listener):
         except (AttributeError, TypeError):
             # Of an object that does not let its attributes be set.
             self._tell(path)
+
+
+def _beside_trained(path: str, module: Any, belongs: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
+    """Yield what a module around a trained one has of its own, as an average's or a teacher's weights."""
+    for name, tensor in (*module.named_buffers(recurse=False), *module.named_parameters(recurse=False)):
+        if not tensor.requires_grad:
+            yield f"{path}.{name}", tensor
+    for name, child in module.named_children():
+        if any(map(belongs, child.modules())):
+            if not belongs(child):
+                yield from _beside_trained(f"{path}.{name}", child, belongs)
+        else:
+            yield f"{path}.{name}", child
 
 
 def put_variable(frame: FrameType, path: str, value: Any) -> None:
@@ -403,6 +421,8 @@ def _tensors_in(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
     elif isinstance(value, dict):
         for key, each in value.items():
             yield from _tensors_in(each, f"{path}[{key!r}]")
+    elif _is_stateful(value):
+        yield from _tensors_in(_state_of(value), path)
 
 
 def _is_large(value: Any) -> bool:

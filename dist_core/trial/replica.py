@@ -246,14 +246,21 @@ class Replica:
         self.life.listeners = [listener for listener in listeners if listener is not None]
         own.register()
 
-    def _belongs_to_trial(self, value: Any) -> bool:
-        """Tell whether an object of the script is a trained model, or another state that the trial has anyway."""
-        if isinstance(value, torch.nn.Module):
-            trained = {id(each) for each in self.models.trained()}
-            return any(id(each) in trained for each in value.parameters())
-        if isinstance(value, torch.optim.Optimizer) and models_of(value):
-            return True
-        return self.registry.holds(value)
+    def _belongs_to_trial(self) -> Callable[[Any], bool]:
+        """Return a test that tells of a script's object whether it is trained, or another state that the trial has."""
+        modules = {id(each) for model in self.models for each in model.module.modules()}
+        trained = {id(each) for each in self.models.trained()}
+
+        def belongs(value: Any) -> bool:
+            if isinstance(value, torch.nn.Module):
+                # Or a module of its own over trained weights, as a tied layer is.
+                own = value.parameters(recurse=False)
+                return id(value) in modules or any(id(each) in trained for each in own)
+            if isinstance(value, torch.optim.Optimizer) and models_of(value):
+                return True
+            return self.registry.holds(value)
+
+        return belongs
 
     def _say_what_is_lost(self, message: str) -> None:
         self.news.warn(message)

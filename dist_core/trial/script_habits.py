@@ -72,9 +72,10 @@ class ScriptHabits(Listener):
         if not changed or not self._are_like_the_weights([now[path][0] for path in changed]):
             return
         self._before, self._moves_copy = None, True
+        largest = max(changed, key=lambda path: now[path][0].numel())
         self._variables.look()
         self._pacing.train_in_turns(
-            f"the training loop updates a copy of the weights in its body ({changed[0]!r} first), as for an average, "
+            f"the training loop updates a copy of the weights in its body ({largest!r}), as for an average, "
             "but this step takes several passes, and the body runs in each of them. Update the copy in "
             "optimizer.register_step_post_hook(...), or train each batch",
             is_divided=self._models.are_in_a_part,

@@ -259,7 +259,7 @@ def test_who_leaves_saves_once_unless_the_trial_is_past_its_end(tmp_path: Any) -
     leaving = Leaving(cast("Membership", watched))
 
     sums = RunningSums(present, position, registry, lambda: None)
-    variables = ScriptVariables(position, lambda value: False, pytest.fail)
+    variables = ScriptVariables(position, lambda: lambda value: False, pytest.fail)
     rollback = Rollback(present, position, states, sums, lambda: iter(()), variables)
     saving = Saving(present, position, states)
     departure = Departure(present, leaving, saving, rollback, News(None), ModelParallelGroup(None, None))

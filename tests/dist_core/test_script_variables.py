@@ -116,7 +116,7 @@ def script(variables: ScriptVariables, numbers: range, rank: int = 0) -> dict[st
 
 
 def of_script(warn: Any = pytest.fail) -> ScriptVariables:
-    return ScriptVariables(Position(), lambda value: False, warn)
+    return ScriptVariables(Position(), lambda: lambda value: False, warn)
 
 
 def test_one_that_goes_on_in_another_process_ends_as_if_nothing_had_been() -> None:
@@ -244,12 +244,60 @@ class Shadow:
         self.weights = [each.clone() for each in state["weights"]]
 
 
+class Taught(nn.Module):
+    """A trained model within another module, beside an average of it, as in BYOL or an average that a library keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.online = nn.Linear(2, 1)
+        self.heads = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)])
+        self.teacher = nn.Linear(2, 1)
+        self.steps: torch.Tensor
+        self.register_buffer("steps", torch.zeros(()))
+
+
+def test_what_a_module_around_a_trained_one_has_of_its_own_travels() -> None:
+    def code(
+        variables: ScriptVariables, numbers: range, trained: set[int]
+    ) -> tuple[list[float], list[float], float, dict[str, Any]]:
+        learner: Any = Taught()
+        with torch.no_grad():
+            learner.teacher.weight.zero_()
+            learner.heads[1].bias.zero_()
+            trained |= {id(learner.online), id(learner.heads[0])}
+            for number in epochs(variables, numbers):
+                learner.teacher.weight += number
+                learner.heads[1].bias += 1.0
+                learner.steps += 1.0
+                learner.online.weight.fill_(100.0 * number)
+            moved = variables.tensors()
+        found = learner.teacher.weight.flatten().tolist(), learner.heads[1].bias.tolist()
+        return *found, float(learner.steps), moved
+
+    trained: set[int] = set()
+    first, second = (ScriptVariables(Position(), lambda: lambda value: id(value) in trained, pytest.fail) for _ in "ab")
+    state: dict[str, Any] = {}
+
+    def until_two() -> Iterator[int]:
+        yield from range(2)
+        state.update(first.state_dict())
+
+    code(first, until_two(), trained)  # type: ignore[arg-type]  # numbers are what is asked for
+    assert sorted(state["variables"]) == ["learner.heads.1", "learner.steps", "learner.teacher"]
+    second.load_state_dict(state)
+    teacher, head, steps, moved = code(second, range(2, 4), trained)
+    assert (teacher, head, steps) == ([6.0, 6.0], [4.0], 4.0)
+    assert {"learner.teacher.weight", "learner.steps"} <= set(moved) and "learner.online.weight" not in moved
+
+
 @pytest.mark.parametrize("takes_its_state", [True, False])
 def test_objects_of_libraries_travel_by_their_state_or_are_told_of(takes_its_state: bool) -> None:
     def code(variables: ScriptVariables, numbers: range) -> list[float]:
         average = Shadow(takes_its_state=takes_its_state)
         for _ in epochs(variables, numbers):
+            before = variables.tensors()["average['weights'][0]"][1]
             average.weights[0] += 1.0
+            assert variables.tensors()["average['weights'][0]"][1] != before
         found: list[float] = average.weights[0].tolist()
         return found
 
