@@ -32,6 +32,9 @@ class Listener:
     def step_counts(self) -> None:
         """Note that all replicas have made the step; what they agreed on in it is taken up next."""
 
+    def step_repeats(self) -> None:
+        """Note that the present step is taken back: a replica was lost in it, and its body runs again."""
+
     def step_ended(self) -> None:
         """Note that the step is counted, and its decisions are carried out."""
 

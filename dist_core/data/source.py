@@ -105,6 +105,7 @@ class IndexedSource:
             _refuse_sampler(sampler, shuffle=shuffle)
         ordered = cast("Sized", dataset if sampler is None else sampler)
         self.num_samples: int | None = len(ordered)
+        self._ordered = ordered
         self._drawn: OrderedDict[tuple[int, int], tuple[Indices, int]] = OrderedDict()
         """The sampler's order and fingerprint by seed and pass, kept because a sampler may not draw the same again."""
         draw = None if sampler is None else lambda number: self._draw(sampler, number)
@@ -117,6 +118,13 @@ class IndexedSource:
         self._training_loader: DataLoader[Any] | None = None
 
     def begin_loop(self) -> None:
+        if len(self._ordered) != self.num_samples:
+            raise InvalidTraining(
+                f"{type(self._ordered).__name__} had {self.num_samples} samples when the loader was made and has "
+                f"{len(self._ordered)} now, but an epoch of a trial is as long as the first one. Give the loader the "
+                "whole dataset and a sampler that draws that many of its indices, such as those in use now, again and "
+                "again"
+            )
         if self._training_loader is None or not self._options.get("persistent_workers"):
             # Workers see the dataset as it is when they start. Within a loop they stay, whatever the batch size.
             options = {**self._options, "persistent_workers": self._options.get("num_workers", 0) > 0}

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from dist_core.device import Device, Mark, Stream
 from dist_core.generations.fuse import CONNECTIONS_ABORTED, Fuse
 from dist_core.generations.process_groups import ReplicaGroup
+from dist_core.gradients.bucket_views import GradientViews
 from dist_core.gradients.noise.norms import Segment, squared_norm
 from dist_core.gradients.reduce import Bucket, ReducedBucket, ReductionStrategy, completed, reduction_strategy
 from dist_core.gradients.reduce.ordered_worker import JobLine
@@ -99,6 +100,8 @@ class BucketReducer(dist.ProcessGroup):
         """Mark of the device when it had written the latest bucket."""
         self.reductions = 0
         """Reductions of all gradients in the present step: one for each backward pass that sums them."""
+        self.views: GradientViews | None = None
+        """Where the gradients lie in the buckets."""
         self.reduced = False
         """True once gradients have reached the buckets in the present step."""
 
@@ -123,6 +126,8 @@ class BucketReducer(dist.ProcessGroup):
         if not buffer.is_floating_point():
             # DDP's own bookkeeping: which parameters were used anywhere.
             return self._among_all(buffer, lambda group, tensor: group.allreduce([tensor]))
+        if self.views is not None:
+            self.views.note(buffer)
         index, self._next_bucket = self._next_bucket, self._next_bucket + 1
         future = self._reduce(index, buffer)
         return work_of(future.then(lambda done: [done.value()]))

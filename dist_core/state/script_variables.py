@@ -243,6 +243,9 @@ class ScriptVariables(Listener):
     def _leaves_of(
         self, path: str, value: Any, belongs: Callable[[Any], bool], depth: int
     ) -> Iterator[tuple[str, Any]]:
+        if depth and _is_loader(value):
+            # A script reaches the dataset by way of its loader as well.
+            yield from self._leaves_of(f"{path}.dataset", value.dataset, belongs, depth - 1)
         if belongs(value):
             return
         if _is_module(value) and any(map(belongs, value.modules())):
@@ -377,6 +380,11 @@ def _is_plain(value: Any, items: int) -> bool:
     return False
 
 
+def _is_loader(value: Any) -> bool:
+    is_ours = type(value).__module__ == "dist_core.training.loader"
+    return isinstance(value, torch.utils.data.DataLoader) or (is_ours and hasattr(value, "dataset"))
+
+
 def _is_module(value: Any) -> bool:
     return isinstance(value, torch.nn.Module)
 
@@ -471,9 +479,16 @@ def _elements_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     if tensor.device.type != "cpu":
         # Reading from a device would wait for all that it has to do.
         return tuple(tensor.shape), version, tensor.data_ptr()
+    return tuple(tensor.shape), version, few_elements(tensor)
+
+
+def few_elements(tensor: torch.Tensor) -> str:
+    """Return some elements of a tensor, as text; empty for one that is not plain, or that a device holds."""
+    if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel() or tensor.device.type != "cpu":
+        return ""
     stride = max(1, tensor.numel() // SAMPLED)
     elements = tensor.detach().reshape(-1)[::stride] if tensor.is_contiguous() else tensor.detach().flatten()[:SAMPLED]
-    return tuple(tensor.shape), version, str(elements.tolist())
+    return str(elements.tolist())
 
 
 def _state_of(value: Any) -> dict[str, Any] | None:

@@ -13,6 +13,8 @@ from dist_core.errors import UNDIVIDED
 from dist_core.gradients.loss_means import Graph, graph_of, other_than_mean
 from dist_core.gradients.mixed_samples import mixes_samples
 from dist_core.gradients.step_place import StepPlace
+from dist_core.link.environment import standalone_checkpoint_dir
+from dist_core.state.script_variables import few_elements
 from dist_core.torch_private import StorageWeakRef, storages_of, tensors_in
 from dist_core.trial.models import is_batch_norm
 from dist_core.trial.replica import Replica
@@ -47,7 +49,10 @@ class BatchLooks:
         """Buffers that no batch norm has; none once their changes have been looked at."""
         self._versions: list[int] = []
         """Version of each of them when the present forward pass began."""
-        self._losses_left = self._inputs_left = MOST_LOOKS
+        self._weights = [each for each in module.parameters() if each.requires_grad]
+        self._elements: list[str] = []
+        """A few elements of each weight at the beginning of the present step."""
+        self._losses_left = self._inputs_left = self._weights_left = MOST_LOOKS
         self._outputs: list[torch.Tensor] = []
         """Outputs of the present pass."""
         self._carried: set[StorageWeakRef] = set()
@@ -66,6 +71,7 @@ class BatchLooks:
         """Warn of a state that the script carries from batch to batch where batches may be divided otherwise."""
         present = self._core.position.steps, self._place.index
         if present != self._pass:
+            self._look_at_weights(begins_step=present[0] != self._pass[0])
             self._compare_passes(begins_step=present[0] != self._pass[0])
             self._pass, self._carried, self._outputs = present, storages_of(self._outputs), []
         self._versions = [each._version for _, each in self._buffers] if self._place.has_several_passes else []
@@ -78,6 +84,31 @@ class BatchLooks:
                 f"{self._model} is given what it returned for the batch before, as states of a recurrent network are "
                 "carried on, but rescales and passes change which samples a replica has. Keep the trial at one size "
                 "(min_replicas=max_replicas), without gradient_accumulation"
+            )
+
+    def _look_at_weights(self, *, begins_step: bool) -> None:
+        """Warn of hooks that see each part's gradient, and refuse weights that move between two passes of a step."""
+        if self._weights_left == MOST_LOOKS and self._divides:
+            hooks = [hook for each in self._weights for hook in (each._backward_hooks or {}).values()]
+            if not all(str(getattr(hook, "__module__", "")).startswith("dist_core.") for hook in hooks):
+                self._warn(
+                    f"weights of {self._model} have hooks on their gradients, which get those of a replica's and a "
+                    "pass's own samples, as with DDP: one that clamps or normalises does other things than with the "
+                    "whole batch's gradient. Do that between backward() and optimizer.step()"
+                )
+        if not self._weights_left or not self._place.has_several_passes:
+            self._weights_left -= int(self._weights_left == MOST_LOOKS and self._divides)
+            return
+        self._weights_left -= 1
+        elements = [few_elements(each) for each in self._weights]
+        if begins_step:
+            self._elements = elements
+        elif self._elements and elements != self._elements:
+            self._core.pacing.train_in_turns(
+                f"the training loop changes weights of {self._model} by itself, as to clamp or to decay them, but "
+                "this step takes several passes, and the body runs in each of them. Do that in "
+                "optimizer.register_step_post_hook(...), or train each batch",
+                is_divided=True,
             )
 
     def forward_ended(self, output: Any) -> None:
@@ -156,7 +187,8 @@ class BatchLooks:
     def other_optimizer_steps(self, optimizer: torch.optim.Optimizer) -> None:
         """Warn of weights that the script trains from step to step, and that no wrapped model has."""
         position = self._core.position
-        if not position.in_training_loop or not (self._divides or self._core.environment is not None):
+        is_saved = self._core.environment is not None or standalone_checkpoint_dir() is not None
+        if not position.in_training_loop or not (self._divides or is_saved):
             return
         if self._others.setdefault(optimizer, position.steps) in (position.steps, -1):
             return

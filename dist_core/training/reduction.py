@@ -13,6 +13,7 @@ from dist_core.generations.decision import all_vote_alike, short_checksum, vote_
 from dist_core.generations.group_needs import GroupNeeds, carrier_for
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.gradients.bucket_reducer import BucketReducer
+from dist_core.gradients.bucket_views import GradientViews
 from dist_core.gradients.checks import refuse_weights_changed_within_step, trained_weights
 from dist_core.gradients.choice import ReductionChoice
 from dist_core.gradients.noise.measurements import Measurements
@@ -41,6 +42,7 @@ class BucketReduction:
         """Reducer that DDP asks for all-reduces."""
         self._trained = trained_weights(model.module)
         """Weights that DDP has made buckets for."""
+        self.views = GradientViews(model.module)
         self._is_fresh = True
         """No gradient has come since the buckets were made."""
 
@@ -72,6 +74,7 @@ class BucketReduction:
             on_error=self._core.generation.mark_broken,
         )
         self.group.passive = group.world_size == 1
+        self.group.views = self.views
         if self._measurements.preconditioner is not None:
             self.group.norm_of = self._measurements.preconditioner.squared_norm
         # Another group lays them out anew, after its first step. Ranks of torchrun begin together, with fresh buckets.

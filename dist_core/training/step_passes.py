@@ -185,6 +185,7 @@ class StepPasses(Passes):
 
     def look_at_gradients(self) -> None:
         place = self.place
+        self.over.views.put_back()
         if self.user_accumulates or place.is_dry or place.step is None or not self._has_gradients:
             return
         # Those of an earlier pass are out of sight by now.

@@ -228,6 +228,12 @@ class WrappedModel:
         return self._schedule_steps.step(schedule, original, args, kwargs)
 
     @property
+    def groups_by_hand(self) -> list[dict[str, Any]]:
+        driven = [getattr(each, "optimizer", None) for each in self.schedules]
+        others = [] if None in driven else [each for each in self.optimizers if all(each is not one for one in driven)]
+        return [group for optimizer in others for group in optimizer.param_groups]
+
+    @property
     def schedules(self) -> list[Any]:
         return self._wrapped_state.schedules.present
 

@@ -24,7 +24,6 @@ from dist_core.state.persistence import Persistence
 from dist_core.state.position import Position
 from dist_core.trial.entering import Entering
 from dist_core.trial.rollback import Rollback
-from dist_core.trial.script_habits import ScriptHabits
 
 HEAL_SECONDS = 90.0
 """Longest wait for a generation without the lost replica; then the trial resumes from its checkpoint.
@@ -58,14 +57,14 @@ class TrainingSurvivor:
         record: StepRecord,
         sums: RunningSums,
         rollback: Rollback,
-        script_habits: ScriptHabits,
+        life: Life,
     ) -> None:
         self._position = position
         self._states = states
         self._record = record
         self._sums = sums
         self._rollback = rollback
-        self._script_habits = script_habits
+        self._life = life
 
     @property
     def has_evaluated(self) -> bool:
@@ -84,7 +83,7 @@ class TrainingSurvivor:
     def take_back_step(self) -> None:
         """Take the present step back: its body runs again."""
         self._sums.take_back()
-        self._script_habits.take_back_step()
+        self._life.step_repeats()
 
     def go_back_behind_loop(self) -> None:
         """Prepare to run the code again from behind the epoch's last training loop."""

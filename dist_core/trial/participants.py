@@ -235,6 +235,11 @@ class TrainedModel(Protocol):
     """Place of the training loop within a step."""
 
     @property
+    def groups_by_hand(self) -> Sequence[dict[str, Any]]:
+        """Return the groups of its optimizers' parameters whose rates no schedule sets."""
+        ...
+
+    @property
     def over(self) -> Reduction:
         """Return what sums its gradients."""
         ...

@@ -163,7 +163,7 @@ class Replica:
         membership.on_grace_over = self._say_what_is_lost
         membership.hurry()
         entering = Entering(generation, membership, self.batch, self.news, self.life)
-        survivor = TrainingSurvivor(position, states, self.record, self.sums, self.rollback, self.script_habits)
+        survivor = TrainingSurvivor(position, states, self.record, self.sums, self.rollback, self.life)
         healing = self.healing = Healing(generation, membership, self.news, survivor, entering, self.life)
         switch = Switch(generation, membership, position, states, self.news)
         self.transitions = Transitions(generation, switch, healing, entering, self.departure, self.sums)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -250,6 +251,8 @@ def _difference(rows: Sequence[Sequence[float]]) -> tuple[float, float]:
     return spread, spread / size if size else (math.inf if spread else 0.0)
 
 
+MOST_BYTES_KEPT = 1 << 26
+"""Of buffers that are copied in each step, for one that is repeated."""
 _Mark = list[tuple[int, int]]
 """Address of each buffer, and how often it was written."""
 
@@ -263,13 +266,60 @@ class MovingBuffers(Voter, Listener):
         self._modules: tuple[int, list[torch.nn.Module]] = (0, [])
         """Modules with buffers, beside normalizations, of so many models."""
         self._before: _Mark | None = None
+        self._marked: _Mark | None = None
+        """Where all stood that a forward pass may move, weights without a gradient among them."""
+        self._held_by: list[tuple[dict[str, Any], str]] | None = None
+        self._moves = False
+        """Some of these have been written."""
+        self._kept: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+        """Those that are written, by what holds them, and what they held before the present step."""
 
     def entered(self, rank: int, number: int) -> None:
         self._begin_anew()
         self._before = _mark_of(self._buffers())
+        self._kept = []
 
     def runs_again(self) -> None:
         self._begin_anew()
+
+    def step_repeats(self) -> None:
+        """Put back what the step's forward passes have written: they are made again."""
+        for held_by, name, before in self._kept:
+            present = held_by[name]
+            if present.shape == before.shape:
+                present.data.copy_(before)
+            else:
+                held_by[name] = before.clone()
+
+    def step_ended(self) -> None:
+        if self._generation.group.world_size > 1:
+            self._keep()
+
+    def _keep(self) -> None:
+        present = [(held_by, name, held_by[name]) for held_by, name in self._places()]
+        mark = _mark_of([each for _, _, each in present])
+        self._moves = self._moves or (self._marked is not None and mark != self._marked)
+        self._marked = mark
+        keeps = self._moves and sum(each.nbytes for _, _, each in present) <= MOST_BYTES_KEPT
+        self._kept = [(held_by, name, each.detach().clone()) for held_by, name, each in present] if keeps else []
+
+    def _places(self) -> list[tuple[dict[str, Any], str]]:
+        """Return what holds tensors that a forward pass may move, normalizations aside, and their names."""
+        if self._held_by is None:
+            self._held_by = [
+                (held_by, name)
+                for model in self._models
+                for module in model.module.modules()
+                if not isinstance(module, torch.nn.modules.batchnorm._NormBase)
+                for held_by in (module._buffers, module._parameters)
+                for name, each in held_by.items()
+                if each is not None and not each.requires_grad
+            ]
+        return [(held_by, name) for held_by, name in self._held_by if held_by.get(name) is not None]
+
+    def loop_began(self, *, completed: bool) -> None:
+        # Weights may have been frozen, or models added, meanwhile.
+        self._held_by = self._marked = None
 
     def _begin_anew(self) -> None:
         self._modules, self._before = (0, []), None

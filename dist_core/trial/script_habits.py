@@ -51,6 +51,8 @@ class ScriptHabits(Listener):
         """Puts the script's variables back to what they were before the present step, where they have to move once."""
         self._counts: Counts | None = None
         """Counts of the script's own before the present step; None while no replica can be lost."""
+        self._rates: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        """Numbers of each group of an optimizer's parameters before the present step."""
 
     def loop_began(self, *, completed: bool) -> None:
         self._left = LOOKED_AT
@@ -61,6 +63,9 @@ class ScriptHabits(Listener):
         # What a joiner was given is nothing that the body has changed.
         if self._before is not None:
             self._before = self._variables.tensors()
+        if self._repeats:
+            # A survivor may have taken over another one's.
+            self._rates = self._rates_now()
 
     def step_counts(self) -> None:
         if self._before is None:
@@ -97,11 +102,14 @@ class ScriptHabits(Listener):
         # Also while nobody knows yet: a joiner may come to a step that is left out.
         looks = self._before is not None
         self._take_back = self._variables.remember() if self._keeps or looks else None
-        self._counts = Counts() if self._generation.group.world_size > 1 else None
+        may_repeat = self._generation.group.world_size > 1
+        self._counts = Counts() if may_repeat else None
+        self._rates = self._rates_now() if may_repeat else []
 
-    def take_back_step(self) -> None:
-        """Put sums and counts of batches back: the body runs again for a step that lost a replica."""
+    def step_repeats(self) -> None:
+        """Put sums and rates back, and counts of batches once the body begins to run again."""
         self._models.take_back_gradients()
+        self._put_rates_back()
         self._repeats = True
         if self._models.accumulate_by_script:
             self._warn(
@@ -119,9 +127,18 @@ class ScriptHabits(Listener):
         if self._repeats:
             if self._counts is not None:
                 self._counts.put_back()
+            # The rest of the body has run behind the step that failed.
+            self._put_rates_back()
             if self._keeps and self._take_back is not None:
                 self._take_back()
         self._repeats = False
+
+    def _put_rates_back(self) -> None:
+        for group, numbers in self._rates:
+            group.update(numbers)
+
+    def _rates_now(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        return [(group, _numbers_in(group)) for model in self._models for group in model.groups_by_hand]
 
     def _are_like_the_weights(self, changed: list[torch.Tensor]) -> bool:
         trained = list(self._models.trained())
@@ -133,3 +150,9 @@ class ScriptHabits(Listener):
 
     def loop_ended(self) -> None:
         self._before = self._counts = None
+        self._rates = []
+
+
+def _numbers_in(group: dict[str, Any]) -> dict[str, Any]:
+    """Return a group's rates and the like; a rate that is a tensor is the optimizer's own affair."""
+    return {name: value for name, value in group.items() if type(value) in (int, float, tuple)}

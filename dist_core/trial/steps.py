@@ -154,6 +154,6 @@ class Steps:
         self._pacing.train_in_turns(
             "the training loop uses a model after an optimizer has stepped, as for a GAN, but this step takes several "
             "passes, and only the last one applies updates: the code after the optimizer would use the old weights. "
-            "Train each batch. An evaluation in the loop is none of this under torch.no_grad()",
+            "An evaluation in the loop is none of this under torch.no_grad(); else train each batch",
             is_divided=self._models.are_in_a_part,
         )

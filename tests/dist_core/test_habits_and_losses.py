@@ -145,9 +145,53 @@ def sums_of_evaluations(kit: Kit) -> list[float]:
     return [*weights_of(model), *found["sums"], optimizer.param_groups[0]["lr"]]
 
 
+class Remembers(nn.Module):
+    """A queue of what came through it, and where that goes next, as in MoCo; and an average of a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.average = nn.Linear(6, 1), nn.Linear(6, 1)
+        self.average.requires_grad_(requires_grad=False).load_state_dict(self.encoder.state_dict())
+        self.queue: torch.Tensor
+        self.place: torch.Tensor
+        self.register_buffer("queue", torch.zeros(10))
+        self.register_buffer("place", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            with torch.no_grad():
+                for mine, averaged in zip(self.encoder.parameters(), self.average.parameters(), strict=True):
+                    averaged.data = averaged.data * 0.9 + mine.data * 0.1
+                self.queue[int(self.place)] = self.average.weight.mean()
+                self.place = (self.place + 1) % 10
+        made: torch.Tensor = self.encoder(x) + self.average(x).detach() + self.queue.sum()
+        return made
+
+
+def remembers(kit: Kit) -> list[float]:
+    """A rate that a function sets behind each step, by its own count."""
+    torch.manual_seed(0)
+    model = Remembers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
+
+    def decay() -> None:
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.9
+
+    for _ in kit.epochs(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            mse(wrapped(x), y).backward()
+            optimizer.step()
+            decay()
+    return [*weights_of(model), *model.queue.tolist(), float(model.place), optimizer.param_groups[0]["lr"]]
+
+
 @pytest.mark.parametrize(
     ("trains", "place"),
     [
+        (remembers, "in a step"),
         (sums_of_evaluations, "in an evaluation"),
         (sums_of_evaluations, LATE_IN_AN_EVALUATION),
         (sums_of_evaluations, "at the end of a loop"),

@@ -607,6 +607,21 @@ def a_metric_by_all_reduce(kit: Kit) -> list[float]:
     return weights_of(model)
 
 
+@habit
+def gradients_set_by_their_data(kit: Kit) -> list[float]:
+    """As Grokfast and gradient centralisation do: what was the gradient's own memory then lies in no bucket."""
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        mse(model(x), y).backward()
+        for weight in model.parameters():
+            if weight.grad is not None:
+                weight.grad.data = weight.grad.data - weight.grad.data.mean(0, keepdim=True)
+        optimizer.step()
+
+    return simple(kit, step)
+
+
 IN_TURNS = "uses a model after an optimizer has stepped"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,10 +19,15 @@ MOST_COLLABORATORS = 6
 ROOMS = ("dist_core/trial", "dist_core/generations", "dist_core/training", "dist_core/larger")
 
 
+@functools.cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
 def trees(*folders: str) -> Iterator[tuple[Path, ast.Module]]:
     for folder in folders:
         for file in sorted((ROOT / folder).rglob("*.py")):
-            yield file.relative_to(ROOT), ast.parse(file.read_text())
+            yield file.relative_to(ROOT), parsed(file)
 
 
 def written(tree: ast.Module) -> Iterator[ast.Attribute]:

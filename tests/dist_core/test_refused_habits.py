@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler as lr
+from torch.utils.data import Dataset
 
 import dist_core
 import dist_core.generations.membership
@@ -374,6 +375,39 @@ def with_the_batch_written_down(kit: Kit) -> None:
             optimizer.step()
 
 
+def with_weights_that_it_clamps(kit: Kit) -> list[float]:
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        mse(model(x), y).backward()
+        optimizer.step()
+        for weight in model.parameters():
+            weight.data.clamp_(-0.05, 0.05)
+
+    return simple(kit, step)
+
+
+def with_a_dataset_that_grows(kit: Kit) -> None:
+    """As in active learning, which adds what it has labelled."""
+    samples = [(torch.randn(6), torch.zeros(1)) for _ in range(60)]
+
+    class Labelled(Dataset[Any]):
+        def __len__(self) -> int:
+            return len(samples)
+
+        def __getitem__(self, index: int) -> Any:
+            return samples[index]
+
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader, wrapped = kit.loader(Labelled()), kit.wrap(model, optimizer)
+    for _ in kit.epochs(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            mse(wrapped(x), y).backward()
+            optimizer.step()
+        samples.extend(samples[:12])
+
+
 REFUSALS: list[tuple[Habit, str, int]] = [
     (with_a_group_of_some_ranks, r"new_group was given the ranks \[0\] of 2", PAIR),
     (with_torchs_own_wrapper, "DistributedDataParallel calls collectives when it is created", PAIR),
@@ -398,6 +432,7 @@ REFUSALS: list[tuple[Habit, str, int]] = [
     (with_a_closure_that_the_optimizer_keeps, "Climbing itself runs the closure that step", 1),
     (with_an_optimizer_that_nobody_gave, "AdamW steps 4 parameters of a model that was wrapped without it", 1),
     (with_a_loss_that_learns, "SGD trains 2 parameters that belong to no wrapped model", 1),
+    (with_a_dataset_that_grows, "had 60 samples when the loader was made and has 72 now", 1),
     (with_a_sampler_of_its_own_mind, "the sampler draws a different order on each", 2),
     (with_rates_of_its_own, "the learning rates differ between the replicas", 2),
     (with_an_update_that_one_replica_skips, r"skips optimizer.step\(\) after backward\(\)", 2),
@@ -421,6 +456,7 @@ def test_a_habit_that_cannot_work_is_refused_by_name(breaks: Habit, match: str, 
         (around_the_wrapper, "gradients that were not reduced over the passes of this step"),
         (with_an_attack, "clears gradients between a backward pass and the optimizer's step"),
         (with_gradients_that_it_sets, r"sets gradients by itself, as after torch.autograd.grad\(\)"),
+        (with_weights_that_it_clamps, "changes weights of Sequential by itself, as to clamp or to decay them"),
         (with_updates_in_the_backward_pass, r"SGD.step\(\) runs within backward\(\), in a hook of a gradient"),
     ],
 )
