@@ -101,7 +101,7 @@ class BucketReducer(dist.ProcessGroup):
         self.reductions = 0
         """Reductions of all gradients in the present step: one for each backward pass that sums them."""
         self.views: GradientViews | None = None
-        """Where the gradients lie in the buckets."""
+        """Places of the gradients in the buckets."""
         self.reduced = False
         """True once gradients have reached the buckets in the present step."""
 

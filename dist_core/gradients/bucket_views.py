@@ -27,7 +27,7 @@ class GradientViews:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._places: dict[int, _Place] = {}
-        """By the identity of the weight."""
+        """Each gradient's place, by the identity of its weight."""
         self._known: set[int] = set()
         """Addresses of the buckets."""
 

@@ -67,8 +67,11 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
 
     Optimizers around this one, and code that sets rates itself, hold its groups: torch would replace them by others. It
     also casts state to its parameter's type, and one that keeps float32 weights of bfloat16 parameters would lose what
-    it keeps them for.
+    it keeps them for. A library's optimizer around another one may have a state of its own form, which it takes itself.
     """
+    if "param_groups" not in state:
+        optimizer.load_state_dict(state)
+        return
     held, groups, state_held = optimizer.param_groups, list(optimizer.param_groups), optimizer.state
     optimizer.load_state_dict(state)
     for group, loaded in zip(groups, optimizer.param_groups, strict=True):

@@ -115,7 +115,7 @@ class WrappedState:
             )
         self._add_groups(state)
         optimizers = [
-            {**theirs, "param_groups": own_groups(each, theirs["param_groups"])}
+            {**theirs, "param_groups": own_groups(each, theirs["param_groups"])} if "param_groups" in theirs else theirs
             for each, theirs in zip(self._optimizers, state["optimizers"], strict=True)
         ]
         schedules = self.schedules.inherit(state["lr_schedulers"])
@@ -151,7 +151,7 @@ class WrappedState:
             self._optimizers, state["optimizers"], state.get("groups", ()), strict=False
         ):
             count = len(optimizer.param_groups)
-            for group, of_group in zip(theirs["param_groups"][count:], names[count:], strict=True):
+            for group, of_group in zip(theirs.get("param_groups", ())[count:], names[count:], strict=False):
                 missing = [name for name in of_group if name not in present]
                 if missing:
                     raise InvalidTraining(

@@ -10,13 +10,22 @@ from __future__ import annotations
 import dis
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
+import torch
 
-from dist_core.state.script_variables import NUMBERS_AND_TEXTS, is_object_of_user, put_variable, users_frame
+from dist_core.life import Listener
+from dist_core.state.position import Position
+from dist_core.state.script_variables import (
+    NUMBERS_AND_TEXTS,
+    is_object_of_user,
+    placed,
+    put_variable,
+    users_frame,
+)
 
 MOST_FRAMES = 3
 """The user's functions that are looked at, from the one with the loop over batches outwards."""
@@ -79,6 +88,78 @@ class Counts:
                     else:
                         path = f"{held_by}.{name}" if held_by else name
                         put_variable(frame, path, value)
+
+
+class LoopSums(Listener):
+    """Sums and counts of the present training loop, as a state of the trial.
+
+    A trial that resumes within an epoch runs the script from the epoch's top, which sets its sums to 0: a mean loss
+    would be that of the rest of the epoch. Only where one replica has seen all samples: others' sums are their own.
+    """
+
+    def __init__(self, position: Position, is_alone: Callable[[], bool]) -> None:
+        self._position = position
+        self._is_alone = is_alone
+        self._at_first: dict[str, dict[str, Any]] = {}
+        """Numbers by function when the loop began."""
+        self._waiting: dict[str, dict[str, Any]] = {}
+
+    def loop_began(self, *, completed: bool) -> None:
+        if completed:
+            return
+        present = _numbers_by_function()
+        for function, numbers in self._waiting.items():
+            frame, variables = present.get(function, (None, {}))
+            for path in numbers.keys() & variables.keys():
+                assert frame is not None
+                put_variable(frame, path, placed(numbers[path], variables[path]))
+        self._waiting = {}
+        self._at_first = {name: _copied(numbers) for name, (_, numbers) in _numbers_by_function().items()}
+
+    def loop_ended(self) -> None:
+        self._at_first = {}
+
+    def runs_again(self) -> None:
+        self._at_first = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._waiting or not (self._position.in_training_loop and self._is_alone()):
+            return self._waiting
+        moved = {
+            name: {
+                path: value
+                for path, value in numbers.items()
+                if path in self._at_first.get(name, {}) and not bool(self._at_first[name][path] == value)
+            }
+            for name, (_, numbers) in _numbers_by_function().items()
+        }
+        return {name: _copied(numbers) for name, numbers in moved.items() if numbers}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._waiting = state if self._is_alone() else {}
+
+
+def _numbers_by_function() -> dict[str, tuple[FrameType, dict[str, Any]]]:
+    """Return the numbers, and tensors of one, that the user's functions hold in variables and objects, by path."""
+    by_function = {}
+    for frame in _users_frames():
+        numbers = {
+            f"{held_by}.{name}" if held_by else name: value
+            for held_by, variables in _variables_of(frame)
+            if held_by is not _IN_GLOBALS
+            for name, value in variables.items()
+            if type(value) in (int, float) or _is_a_number(value)
+        }
+        by_function[f"{frame.f_code.co_qualname}:{frame.f_code.co_firstlineno}"] = frame, numbers
+    return by_function
+
+
+def _is_a_number(value: Any) -> bool:
+    return type(value) is torch.Tensor and value.ndim == 0 and value.device.type == "cpu" and not value.requires_grad
+
+
+def _copied(numbers: dict[str, Any]) -> dict[str, Any]:
+    return {name: each.detach().clone() if isinstance(each, torch.Tensor) else each for name, each in numbers.items()}
 
 
 def counts_by_enumerate() -> bool:

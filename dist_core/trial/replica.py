@@ -10,7 +10,7 @@ methods that say otherwise. User code never sees a replica; ``training`` holds t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -36,6 +36,7 @@ from dist_core.link.environment import (
     standalone_world,
 )
 from dist_core.link.news import News
+from dist_core.state.counts import LoopSums
 from dist_core.state.memory_limit import MemoryLimit
 from dist_core.state.persistence import Persistence
 from dist_core.state.position import Position
@@ -43,7 +44,7 @@ from dist_core.state.random_streams import RandomStreams
 from dist_core.state.script_variables import NAME as VARIABLES
 from dist_core.state.script_variables import ScriptVariables
 from dist_core.state.seeds import seed_all, trial_seed
-from dist_core.state.states import FunctionState, StateRegistry
+from dist_core.state.states import FunctionState, Stateful, StateRegistry
 from dist_core.trial.batch_agreement import BatchAgreement
 from dist_core.trial.chosen_layout import ChosenLayout
 from dist_core.trial.departure import Departure, Leaving, Preemption
@@ -217,10 +218,18 @@ class Replica:
 
     def _listen(self) -> None:
         """Say who is told of this replica's life, in order."""
-        own = OwnStates(self.position, self.habits, self.registry, self.random, self.states, self.variables)
+        loop_sums = LoopSums(self.position, lambda: self.generation.group.world_size == 1)
+        others: dict[str, Stateful] = {
+            "random": self.random,
+            "checkpoints": self.states.checkpoints,
+            VARIABLES: self.variables,
+            "sums of the loop": loop_sums,
+        }
+        own = OwnStates(self.position, self.habits, self.registry, others)
         listeners: list[Listener | None] = [
             own,
             self.variables,
+            loop_sums,
             self.random,
             self.emulated_device,
             self.same_weights,
@@ -416,22 +425,17 @@ class OwnStates(Listener):
         position: Position,
         habits: LoopHabits,
         registry: StateRegistry,
-        random: RandomStreams,
-        states: Persistence,
-        variables: ScriptVariables,
+        others: Mapping[str, Stateful],
     ) -> None:
         self._position = position
         self._habits = habits
-        self._variables = variables
         self._registry = registry
-        self._random = random
-        self._states = states
+        self._others = others
 
     def register(self) -> None:
         self._registry.register("core", FunctionState(self._save, self._load))
-        self._registry.register("random", self._random)
-        self._registry.register("checkpoints", self._states.checkpoints)
-        self._registry.register(VARIABLES, self._variables)
+        for name, state in self._others.items():
+            self._registry.register(name, state)
 
     def runs_again(self) -> None:
         self._registry.clear()

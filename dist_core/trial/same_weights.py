@@ -252,7 +252,7 @@ def _difference(rows: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 
 MOST_BYTES_KEPT = 1 << 26
-"""Of buffers that are copied in each step, for one that is repeated."""
+"""Most memory of buffers that are copied in each step, for one that is repeated."""
 _Mark = list[tuple[int, int]]
 """Address of each buffer, and how often it was written."""
 
@@ -267,12 +267,12 @@ class MovingBuffers(Voter, Listener):
         """Modules with buffers, beside normalizations, of so many models."""
         self._before: _Mark | None = None
         self._marked: _Mark | None = None
-        """Where all stood that a forward pass may move, weights without a gradient among them."""
+        """Address and version of all that a forward pass may move, weights without a gradient among them."""
         self._held_by: list[tuple[dict[str, Any], str]] | None = None
         self._moves = False
         """Some of these have been written."""
         self._kept: list[tuple[dict[str, Any], str, torch.Tensor]] = []
-        """Those that are written, by what holds them, and what they held before the present step."""
+        """Content of them before the present step, by what holds them."""
 
     def entered(self, rank: int, number: int) -> None:
         self._begin_anew()

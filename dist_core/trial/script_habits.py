@@ -14,6 +14,7 @@ from dist_core.state.counts import Counts
 from dist_core.state.script_variables import ScriptVariables
 from dist_core.trial.models import Models
 from dist_core.trial.pacing import Pacing
+from dist_core.trial.same_weights import MOST_BYTES_KEPT
 
 LOOKED_AT = 3
 """Steps of each loop."""
@@ -41,8 +42,8 @@ class ScriptHabits(Listener):
         self._warn = warn
         self._before: dict[str, tuple[torch.Tensor, Any]] | None = None
         self._left = 0
-        self._moves_copy = False
-        """The body moves a copy of the weights."""
+        self._moves_copy = self._moves_tensors = False
+        """The body moves a copy of the weights; any tensors of the script's own."""
         self._left_out: Callable[..., None] | None = None
         """Puts copies of the weights back that moved in a step which made no update."""
         self._repeats = False
@@ -74,6 +75,9 @@ class ScriptHabits(Listener):
         self._left -= 1
         self._before = now if self._left else None
         changed = [path for path in now if path in before and now[path][1] != before[path][1]]
+        if changed and not self._moves_tensors and sum(now[path][0].nbytes for path in changed) <= MOST_BYTES_KEPT:
+            self._moves_tensors = True
+            self._variables.look()
         if not changed or not self._are_like_the_weights([now[path][0] for path in changed]):
             return
         self._before, self._moves_copy = None, True
@@ -96,7 +100,8 @@ class ScriptHabits(Listener):
 
     @property
     def _keeps(self) -> bool:
-        return self._moves_copy or self._models.accumulate_by_script
+        several = self._generation.group.world_size > 1
+        return self._moves_copy or self._models.accumulate_by_script or (self._moves_tensors and several)
 
     def _remember(self) -> None:
         # Also while nobody knows yet: a joiner may come to a step that is left out.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from dist_core.state.counts import counts_by_enumerate
+from dist_core.state.counts import LoopSums, counts_by_enumerate
 from dist_core.state.position import Position
 from dist_core.state.script_variables import ScriptVariables
 
@@ -313,3 +315,40 @@ def test_objects_of_libraries_travel_by_their_state_or_are_told_of(takes_its_sta
     second.load_state_dict(state)
     assert code(second, range(2, 4)) == ([4.0, 4.0] if takes_its_state else [2.0, 2.0])
     assert bool(told) is not takes_its_state
+
+
+class Meter:
+    def __init__(self) -> None:
+        self.count = 0
+
+
+def an_epoch(sums: LoopSums, batches: Iterable[float], *, completed: bool = False) -> tuple[float, float, int, str]:
+    """Sums of a function that trains for an epoch, as scripts have it."""
+    total, tensor, meter, name = 0.0, torch.zeros(()), Meter(), "train"
+    sums.loop_began(completed=completed)
+    for batch in batches:
+        total += batch
+        tensor += batch
+        meter.count += 1
+    return total, float(tensor), meter.count, name
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_sums_of_a_loop_go_on_where_a_trial_resumes_within_it(alone: bool) -> None:
+    position: Any = SimpleNamespace(in_training_loop=True)
+    first, second = (LoopSums(position, lambda: alone) for _ in range(2))
+    state: dict[str, Any] = {}
+
+    def until_three() -> Iterator[float]:
+        yield from (1.0, 2.0, 3.0)
+        state.update(copy.deepcopy(first.state_dict()))
+        yield 4.0
+
+    assert an_epoch(first, until_three())[0] == 10.0
+    second.load_state_dict(state)
+    # Loops that the trial had completed before are run through first.
+    assert an_epoch(second, (), completed=True)[0] == 0.0
+    assert an_epoch(second, (4.0,)) == ((10.0, 10.0, 4, "train") if alone else (4.0, 4.0, 1, "train"))
+    assert an_epoch(second, (4.0,))[0] == 4.0, "the next epoch begins with none"
+    position.in_training_loop = False
+    assert first.state_dict() == {}
