@@ -102,13 +102,18 @@ class LoopSums(Listener):
         self._is_alone = is_alone
         self._at_first: dict[str, dict[str, Any]] = {}
         """Numbers by function when the loop began."""
-        self._waiting: dict[str, dict[str, Any]] = {}
+        self._waiting: dict[str, Any] = {}
+
+    @property
+    def _loop(self) -> list[int]:
+        return [self._position.epoch, self._position.loops_begun]
 
     def loop_began(self, *, completed: bool) -> None:
         if completed:
             return
         present = _numbers_by_function()
-        for function, numbers in self._waiting.items():
+        is_the_one = self._waiting.get("loop") == self._loop and self._is_alone()
+        for function, numbers in self._waiting["numbers"].items() if is_the_one else ():
             frame, variables = present.get(function, (None, {}))
             for path in numbers.keys() & variables.keys():
                 assert frame is not None
@@ -133,10 +138,10 @@ class LoopSums(Listener):
             }
             for name, (_, numbers) in _numbers_by_function().items()
         }
-        return {name: _copied(numbers) for name, numbers in moved.items() if numbers}
+        return {"loop": self._loop, "numbers": {name: _copied(found) for name, found in moved.items() if found}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._waiting = state if self._is_alone() else {}
+        self._waiting = state
 
 
 def _numbers_by_function() -> dict[str, tuple[FrameType, dict[str, Any]]]:

@@ -335,7 +335,7 @@ def an_epoch(sums: LoopSums, batches: Iterable[float], *, completed: bool = Fals
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_sums_of_a_loop_go_on_where_a_trial_resumes_within_it(alone: bool) -> None:
-    position: Any = SimpleNamespace(in_training_loop=True)
+    position: Any = SimpleNamespace(in_training_loop=True, epoch=3, loops_begun=1)
     first, second = (LoopSums(position, lambda: alone) for _ in range(2))
     state: dict[str, Any] = {}
 
@@ -350,5 +350,8 @@ def test_sums_of_a_loop_go_on_where_a_trial_resumes_within_it(alone: bool) -> No
     assert an_epoch(second, (), completed=True)[0] == 0.0
     assert an_epoch(second, (4.0,)) == ((10.0, 10.0, 4, "train") if alone else (4.0, 4.0, 1, "train"))
     assert an_epoch(second, (4.0,))[0] == 4.0, "the next epoch begins with none"
+    position.epoch = 4
+    second.load_state_dict(state)
+    assert an_epoch(second, (4.0,))[0] == 4.0, "so it does where the trial was saved at the end of one"
     position.in_training_loop = False
     assert first.state_dict() == {}
