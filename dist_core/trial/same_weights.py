@@ -269,6 +269,7 @@ class MovingBuffers(Voter, Listener):
         self._marked: _Mark | None = None
         """Address and version of all that a forward pass may move, weights without a gradient among them."""
         self._held_by: list[tuple[dict[str, Any], str]] | None = None
+        """Dictionaries of modules that hold these, and their names; None where that is to be found out anew."""
         self._moves = False
         """Some of these have been written."""
         self._kept: list[tuple[dict[str, Any], str, torch.Tensor]] = []
@@ -288,7 +289,7 @@ class MovingBuffers(Voter, Listener):
             present = held_by[name]
             if present.shape == before.shape:
                 present.data.copy_(before)
-            else:
+            elif not isinstance(present, torch.nn.Parameter):
                 held_by[name] = before.clone()
 
     def step_ended(self) -> None:
