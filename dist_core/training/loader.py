@@ -88,8 +88,13 @@ class AdaptiveDataLoader:
         try:
             size = operator.index(batch_size)
             self.bounds = BatchBounds(init_batch=size, max_batch=size, max_atomic=max_local_bsz)
-        except (ValueError, TypeError) as error:
+        except ValueError as error:
             raise InvalidTraining(str(error)) from error
+        except TypeError as error:
+            raise InvalidTraining(
+                f"batch_size is {batch_size!r}; it must be a whole number of samples, because the trial forms the "
+                "batches that its replicas share"
+            ) from error
         self.dataset = dataset
         self._shuffle, self._sampler = shuffle, sampler
         self.generator = options.get("generator")

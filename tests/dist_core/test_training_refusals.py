@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -36,6 +36,10 @@ class Unsized(Dataset[int]):
     [
         (lambda: AdaptiveDataLoader(Numbered(0), batch_size=1), "has 0 samples"),
         (lambda: AdaptiveDataLoader(Numbered(5), batch_size=0), "batch_size is 0"),
+        (
+            lambda: AdaptiveDataLoader(Numbered(5), batch_size=cast("int", None)),
+            "batch_size is None; it must be a whole number",
+        ),
         (lambda: AdaptiveDataLoader(Unsized(), batch_size=1), "Unsized has __getitem__ but no length"),
         (
             lambda: AdaptiveDataLoader(as_anything(7), batch_size=1),
