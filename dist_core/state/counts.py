@@ -141,7 +141,8 @@ class LoopSums(Listener):
         return {"loop": self._loop, "numbers": {name: _copied(found) for name, found in moved.items() if found}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._waiting = state
+        # A survivor that takes over another one's state stays in its loop.
+        self._waiting = {} if self._position.in_training_loop else state
 
 
 def _numbers_by_function() -> dict[str, tuple[FrameType, dict[str, Any]]]:
