@@ -479,16 +479,9 @@ def _elements_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     if tensor.device.type != "cpu":
         # Reading from a device would wait for all that it has to do.
         return tuple(tensor.shape), version, tensor.data_ptr()
-    return tuple(tensor.shape), version, few_elements(tensor)
-
-
-def few_elements(tensor: torch.Tensor) -> str:
-    """Return some elements of a tensor, as text; empty for one that is not plain, or that a device holds."""
-    if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel() or tensor.device.type != "cpu":
-        return ""
     stride = max(1, tensor.numel() // SAMPLED)
     elements = tensor.detach().reshape(-1)[::stride] if tensor.is_contiguous() else tensor.detach().flatten()[:SAMPLED]
-    return str(elements.tolist())
+    return tuple(tensor.shape), version, str(elements.tolist())
 
 
 def _state_of(value: Any) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from dist_core.gradients.loss_means import Graph, graph_of, other_than_mean
 from dist_core.gradients.mixed_samples import mixes_samples
 from dist_core.gradients.step_place import StepPlace
 from dist_core.link.environment import standalone_checkpoint_dir
-from dist_core.state.script_variables import few_elements
+from dist_core.state.script_variables import SAMPLED
 from dist_core.torch_private import StorageWeakRef, storages_of, tensors_in
 from dist_core.trial.models import is_batch_norm
 from dist_core.trial.replica import Replica
@@ -50,8 +50,8 @@ class BatchLooks:
         self._versions: list[int] = []
         """Version of each of them when the present forward pass began."""
         self._weights = [each for each in module.parameters() if each.requires_grad]
-        self._elements: list[str] = []
-        """A few elements of each weight at the beginning of the present step."""
+        self._elements = ""
+        """A few elements of each weight at the beginning of the present step, as text: no number equals NaN."""
         self._losses_left = self._inputs_left = self._weights_left = MOST_LOOKS
         self._outputs: list[torch.Tensor] = []
         """Outputs of the present pass."""
@@ -100,7 +100,8 @@ class BatchLooks:
             self._weights_left -= int(self._weights_left == MOST_LOOKS and self._divides)
             return
         self._weights_left -= 1
-        elements = [few_elements(each) for each in self._weights]
+        few = [each.detach().flatten()[:: max(1, each.numel() // SAMPLED)].double().cpu() for each in self._weights]
+        elements = str(torch.cat(few).tolist())
         if begins_step:
             self._elements = elements
         elif self._elements and elements != self._elements:
