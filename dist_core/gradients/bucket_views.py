@@ -36,6 +36,7 @@ class GradientViews:
         if bucket.is_sparse or bucket.data_ptr() in self._known:
             return
         start = bucket.untyped_storage().data_ptr()
+        self._known.add(bucket.data_ptr())
         for weight in self._module.parameters():
             gradient = weight.grad
             if gradient is None or gradient.is_sparse or not gradient._is_view() or gradient._base is None:
@@ -48,7 +49,9 @@ class GradientViews:
                     gradient.stride(),
                     int(gradient.storage_offset()),
                 )
-        self._known = {bucket.data_ptr(), *(place.bucket.data_ptr() for place in self._places.values())}
+        if self._places:
+            # Buckets that are gone may come to lie where others did.
+            self._known = {bucket.data_ptr(), *(place.bucket.data_ptr() for place in self._places.values())}
 
     def put_back(self) -> None:
         """Move gradients that lie elsewhere by now into their buckets, with what they hold."""
