@@ -46,12 +46,15 @@ def test_a_trial_of_a_few_lines_runs_and_kubectl_tells_about_it(cluster: Install
     header, row = kubectl("-n", NAMESPACE, "get", "trial", "hello").splitlines()
     assert header.split() == ["NAME", "STUDY", "PHASE", "REPLICAS", "GOODPUT", "PROGRESS", "PROMISE", "REASON", "AGE"]
     assert "Succeeded" in row
-    described = until(
-        lambda: (words := kubectl("-n", NAMESPACE, "describe", "trial", "hello")) and "Finished" in words and words,
-        10.0,
-        "its end is an event",
+
+    def events() -> str:
+        return kubectl("-n", NAMESPACE, "describe", "trial", "hello").partition("\nEvents:")[2]
+
+    until(
+        lambda: all(each in events() for each in ("Finished", "starting: starts on 1 slot")),
+        20.0,
+        "its story in events",
     )
-    assert "elastune  starting: starts on 1 slot" in described
     with_client = cluster.client()
     words = log_of(with_client, "hello")
     with_client.close()

@@ -141,7 +141,7 @@ def test_a_node_that_dies_costs_its_replicas_and_nobody_else(tmp_path: Path) -> 
         try:
             subprocess.run([cluster, "stop-node", "2"], check=True, capture_output=True)
             until(lambda: scheduler.state_of(spread) == "paused", 60.0, "the loss is not seen")
-            assert "needs 5 slots" in scheduler.why(spread)
+            until(lambda: "needs 5 slots" in scheduler.why(spread), 30.0, "it is not told what it lacks")
             until(lambda: scheduler.state_of(trial) == "running", 60.0, "the other does not go on")
             with scheduler.client() as client:
                 assert {row.name for row in client.nodes() if row.used} == {"n1"}
