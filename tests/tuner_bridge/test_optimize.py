@@ -304,5 +304,7 @@ def test_what_is_asked_for_a_study_reaches_the_scheduler(scheduler: Any, caplog:
 
 def test_inside_a_replica_a_sweep_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTUNE_API", "http://x")
+    # Other tests may have run a sweep's code in this process.
+    monkeypatch.setattr("tuner_bridge.in_replica.shipped._kept", {})
     with pytest.raises(InvalidSweep, match="__main__"):
         optimize(study(), objectives.quadratic, n_trials=1)
