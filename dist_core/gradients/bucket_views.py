@@ -15,6 +15,7 @@ from torch import nn
 
 @dataclass(frozen=True, slots=True)
 class _Place:
+    weight: nn.Parameter
     bucket: torch.Tensor
     """Kept, so that no other bucket comes to lie there."""
     address: int
@@ -43,6 +44,7 @@ class GradientViews:
                 continue
             if gradient.untyped_storage().data_ptr() == start:
                 self._places[id(weight)] = _Place(
+                    weight,
                     gradient._base,
                     gradient.data_ptr(),
                     gradient.size(),
@@ -55,9 +57,9 @@ class GradientViews:
 
     def put_back(self) -> None:
         """Move gradients that lie elsewhere by now into their buckets, with what they hold."""
-        for weight in self._module.parameters():
-            gradient, place = weight.grad, self._places.get(id(weight))
-            if place is None or gradient is None or gradient.is_sparse or gradient.data_ptr() == place.address:
+        for place in self._places.values():
+            gradient = place.weight.grad
+            if gradient is None or gradient.is_sparse or gradient.data_ptr() == place.address:
                 continue
             # Another tensor in the gradient's place leaves the bucket's view alone.
             if gradient._is_view() and gradient._base is place.bucket:
