@@ -21,6 +21,7 @@ from dist_core.life import Listener
 from dist_core.state.position import Position
 from dist_core.state.script_variables import (
     NUMBERS_AND_TEXTS,
+    copied_plain,
     is_object_of_user,
     placed,
     put_variable,
@@ -119,7 +120,7 @@ class LoopSums(Listener):
                 assert frame is not None
                 put_variable(frame, path, placed(numbers[path], variables[path]))
         self._waiting = {}
-        self._at_first = {name: _copied(numbers) for name, (_, numbers) in _numbers_by_function().items()}
+        self._at_first = {name: copied_plain(numbers) for name, (_, numbers) in _numbers_by_function().items()}
 
     def loop_ended(self) -> None:
         self._at_first = {}
@@ -138,7 +139,7 @@ class LoopSums(Listener):
             }
             for name, (_, numbers) in _numbers_by_function().items()
         }
-        return {"loop": self._loop, "numbers": {name: _copied(found) for name, found in moved.items() if found}}
+        return {"loop": self._loop, "numbers": {name: copied_plain(found) for name, found in moved.items() if found}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         # A survivor that takes over another one's state stays in its loop.
@@ -162,10 +163,6 @@ def _numbers_by_function() -> dict[str, tuple[FrameType, dict[str, Any]]]:
 
 def _is_a_number(value: Any) -> bool:
     return type(value) is torch.Tensor and value.ndim == 0 and value.device.type == "cpu" and not value.requires_grad
-
-
-def _copied(numbers: dict[str, Any]) -> dict[str, Any]:
-    return {name: each.detach().clone() if isinstance(each, torch.Tensor) else each for name, each in numbers.items()}
 
 
 def counts_by_enumerate() -> bool:

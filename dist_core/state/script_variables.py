@@ -498,22 +498,23 @@ def _state_of(value: Any) -> dict[str, Any] | None:
 
 def _copied(value: Any) -> Any:
     if _is_listed(value):
-        return _copied_plain(list(value))
+        return copied_plain(list(value))
     if _is_plain(value, MOST_ITEMS):
-        return _copied_plain(value)
+        return copied_plain(value)
     content = _state_of(value)
-    return _NOTHING if content is None else _Copy(_copied_plain(content))
+    return _NOTHING if content is None else _Copy(copied_plain(content))
 
 
-def _copied_plain(value: Any) -> Any:
+def copied_plain(value: Any) -> Any:
+    """Copy tensors and arrays, and the lists and dictionaries that hold them."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, np.ndarray):
         return value.copy()
     if type(value) in (list, tuple):
-        return type(value)(map(_copied_plain, value))
+        return type(value)(map(copied_plain, value))
     if isinstance(value, dict):
-        return {key: _copied_plain(each) for key, each in value.items()}
+        return {key: copied_plain(each) for key, each in value.items()}
     return value
 
 

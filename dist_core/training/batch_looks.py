@@ -52,6 +52,7 @@ class BatchLooks:
         self._weights = [each for each in module.parameters() if each.requires_grad]
         self._elements = ""
         """A few elements of each weight at the beginning of the present step, as text: no number equals NaN."""
+        self._looks_at_hooks = True
         self._losses_left = self._inputs_left = self._weights_left = MOST_LOOKS
         self._outputs: list[torch.Tensor] = []
         """Outputs of the present pass."""
@@ -64,6 +65,7 @@ class BatchLooks:
         self._first_graphs: list[Graph] | None = None
         """Shapes of the present step's first pass; None while it is the first."""
         self._compares = True
+        self._is_saved = core.environment is not None or standalone_checkpoint_dir() is not None
         self._others: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
         """First step that each optimizer of no wrapped model has stepped in."""
 
@@ -71,6 +73,7 @@ class BatchLooks:
         """Warn of a state that the script carries from batch to batch where batches may be divided otherwise."""
         present = self._core.position.steps, self._place.index
         if present != self._pass:
+            self._look_at_hooks()
             self._look_at_weights(begins_step=present[0] != self._pass[0])
             self._compare_passes(begins_step=present[0] != self._pass[0])
             self._pass, self._carried, self._outputs = present, storages_of(self._outputs), []
@@ -86,18 +89,22 @@ class BatchLooks:
                 "(min_replicas=max_replicas), without gradient_accumulation"
             )
 
+    def _look_at_hooks(self) -> None:
+        """Warn of hooks that see each part's gradient, once the trial divides batches."""
+        if not self._looks_at_hooks or not self._divides:
+            return
+        self._looks_at_hooks = False
+        hooks = [hook for each in self._weights for hook in (each._backward_hooks or {}).values()]
+        if not all(str(getattr(hook, "__module__", "")).startswith("dist_core.") for hook in hooks):
+            self._warn(
+                f"weights of {self._model} have hooks on their gradients, which get those of a replica's and a pass's "
+                "own samples, as with DDP: one that clamps or normalises does other things than with the whole batch's "
+                "gradient. Do that between backward() and optimizer.step()"
+            )
+
     def _look_at_weights(self, *, begins_step: bool) -> None:
-        """Warn of hooks that see each part's gradient, and refuse weights that move between two passes of a step."""
-        if self._weights_left == MOST_LOOKS and self._divides:
-            hooks = [hook for each in self._weights for hook in (each._backward_hooks or {}).values()]
-            if not all(str(getattr(hook, "__module__", "")).startswith("dist_core.") for hook in hooks):
-                self._warn(
-                    f"weights of {self._model} have hooks on their gradients, which get those of a replica's and a "
-                    "pass's own samples, as with DDP: one that clamps or normalises does other things than with the "
-                    "whole batch's gradient. Do that between backward() and optimizer.step()"
-                )
+        """Refuse weights that move between two passes of a step."""
         if not self._weights_left or not self._place.has_several_passes:
-            self._weights_left -= int(self._weights_left == MOST_LOOKS and self._divides)
             return
         self._weights_left -= 1
         few = [each.detach().flatten()[:: max(1, each.numel() // SAMPLED)].double().cpu() for each in self._weights]
@@ -188,8 +195,7 @@ class BatchLooks:
     def other_optimizer_steps(self, optimizer: torch.optim.Optimizer) -> None:
         """Warn of weights that the script trains from step to step, and that no wrapped model has."""
         position = self._core.position
-        is_saved = self._core.environment is not None or standalone_checkpoint_dir() is not None
-        if not position.in_training_loop or not (self._divides or is_saved):
+        if not position.in_training_loop or not (self._divides or self._is_saved):
             return
         if self._others.setdefault(optimizer, position.steps) in (position.steps, -1):
             return

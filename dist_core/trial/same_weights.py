@@ -13,7 +13,7 @@ where it ends.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -309,14 +309,17 @@ class MovingBuffers(Voter, Listener):
         if self._held_by is None:
             self._held_by = [
                 (held_by, name)
-                for model in self._models
-                for module in model.module.modules()
-                if not isinstance(module, torch.nn.modules.batchnorm._NormBase)
+                for module in self._beside_norms()
                 for held_by in (module._buffers, module._parameters)
                 for name, each in held_by.items()
                 if each is not None and not each.requires_grad
             ]
         return [(held_by, name) for held_by, name in self._held_by if held_by.get(name) is not None]
+
+    def _beside_norms(self) -> Iterator[torch.nn.Module]:
+        norms = torch.nn.modules.batchnorm._NormBase
+        for model in self._models:
+            yield from (each for each in model.module.modules() if not isinstance(each, norms))
 
     def loop_began(self, *, completed: bool) -> None:
         # Weights may have been frozen, or models added, meanwhile.
@@ -352,9 +355,7 @@ class MovingBuffers(Voter, Listener):
         """Return those that are part of the models' state, in their order."""
         number, modules = self._modules
         if number != len(self._models):
-            every = (module for model in self._models for module in model.module.modules())
-            norms = torch.nn.modules.batchnorm._NormBase
-            modules = [each for each in every if each._buffers and not isinstance(each, norms)]
+            modules = [each for each in self._beside_norms() if each._buffers]
             self._modules = len(self._models), modules
         return [
             buffer

@@ -38,6 +38,7 @@ from tests.support.shared_habits import (
     a_forgotten_train,
     a_plateau_on_the_summed_metric,
     mse,
+    simple,
     the_textbook,
     two_models_in_turns,
     two_optimizers_for_one_model,
@@ -171,21 +172,18 @@ class Remembers(nn.Module):
 def remembers(kit: Kit) -> list[float]:
     """A rate that a function sets behind each step, by its own count."""
     torch.manual_seed(0)
-    model = Remembers()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
+    model, rates = Remembers(), list[float]()
 
-    def decay() -> None:
+    def step(wrapped: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        mse(wrapped(x), y).backward()
+        optimizer.step()
         for group in optimizer.param_groups:
             group["lr"] *= 0.9
+            rates[:] = [group["lr"]]
 
-    for _ in kit.epochs(3):
-        for x, y in loader:
-            optimizer.zero_grad()
-            mse(wrapped(x), y).backward()
-            optimizer.step()
-            decay()
-    return [*weights_of(model), *model.queue.tolist(), float(model.place), optimizer.param_groups[0]["lr"]]
+    weights = simple(kit, step, model=model)
+    return [*weights, *model.queue.tolist(), float(model.place), *rates]
 
 
 @pytest.mark.parametrize(

@@ -397,15 +397,13 @@ def with_a_dataset_that_grows(kit: Kit) -> None:
         def __getitem__(self, index: int) -> Any:
             return samples[index]
 
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader, wrapped = kit.loader(Labelled()), kit.wrap(model, optimizer)
-    for _ in kit.epochs(3):
-        for x, y in loader:
-            optimizer.zero_grad()
-            mse(wrapped(x), y).backward()
-            optimizer.step()
-        samples.extend(samples[:12])
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        mse(model(x), y).backward()
+        optimizer.step()
+        samples[60:] = samples[:12]
+
+    simple(kit, step, data=Labelled())
 
 
 REFUSALS: list[tuple[Habit, str, int]] = [

@@ -117,7 +117,7 @@ def test_ones_own_scheduler_that_is_stuck_ends_with_its_threads_told(tmp_path: P
 
 
 def rests(looks: int, cpu: float, budget: CpuBudget, now: float) -> tuple[list[float], float]:
-    """Of so many looks one after the other, each of which is over when its CPU time is; and the time after them."""
+    """Return the rest behind each of so many looks, which take as long as their CPU time, and the time after them."""
     found = []
     for _ in range(looks):
         now += cpu

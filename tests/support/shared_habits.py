@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import lr_scheduler as lr
+from torch.utils.data import Dataset
 
 from dist_core import Accumulator
 from tests.support.habits import (
@@ -30,12 +31,18 @@ def habit(function: Habit) -> Habit:
 
 
 def simple(
-    kit: Kit, step: Callable[..., Any], *, norm: bool = False, model: nn.Module | None = None, **options: Any
+    kit: Kit,
+    step: Callable[..., Any],
+    *,
+    norm: bool = False,
+    model: nn.Module | None = None,
+    data: Dataset[Any] | None = None,
+    **options: Any,
 ) -> list[float]:
     """Three epochs; ``step(model, optimizer, x, y)`` is the body of the loop."""
     model = model or network(norm=norm)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    loader = kit.loader(examples())
+    loader = kit.loader(examples() if data is None else data)
     wrapped = kit.wrap(model, optimizer, **options)
     for _ in kit.epochs(3):
         for x, y in loader:
