@@ -281,7 +281,8 @@ class Observer:
         # Between two sizes it holds slots of both; what is decided next starts from where it is going.
         hints = self._hints.get(trial.trial_id)
         layout = present_layout(trial, hints)
-        under_way = granted is not None and granted.slots > 0 and bool(trial.members) and not backs_off
+        # So does one that starts: slots that an ended trial's replicas are just leaving are its own already.
+        under_way = granted is not None and granted.slots > 0 and bool(trial.members or replicas) and not backs_off
         if granted is not None and under_way:
             going_to = as_told(granted.layout, hints) if granted.layout else layout
             under_way = placement != granted.placement or layout != going_to

@@ -36,7 +36,7 @@ PROMISE_POWER = 2.0
 """Sharpens promise: a slot should not leave the best trial for the worst one's steeper speed-up."""
 SETTLED_STEPS = 8
 """A trial is left alone after a rescale until it has timed so many steps at its new size, and has trained for as
-long as the rescale took."""
+long as the rescale took; after its start until it has timed any."""
 MOST_SETTLE_SECONDS = 30.0
 """But not longer: its steps may be long."""
 UNKNOWN_SECONDS = 60.0
@@ -293,6 +293,9 @@ class GoodputTable:
         settled = since >= MOST_SETTLE_SECONDS or (
             view.steps_measured >= SETTLED_STEPS and since >= view.pause_seconds + view.start_seconds
         )
+        if not view.num_rescales:
+            # No change has to pay first, or to prove what was believed of it: any measurement will do.
+            settled = view.steps_measured > 0 or settled
         if view.options and all(each.layout != view.layout for each in view.options):
             # What it has does not do.
             return False

@@ -117,6 +117,26 @@ def test_a_change_under_way_is_not_decided_anew(bench: Bench) -> None:
     assert [entry.what for entry in bench.store.history(trial_id) if "replicas" in entry.what] == ["1 -> 2 replicas"]
 
 
+def test_a_start_keeps_the_slots_that_an_ended_trials_replicas_are_just_leaving(bench: Bench) -> None:
+    ended = grown(bench)
+    first, *others = [row.replica_id for row in bench.store.replicas(trial_id=ended)]
+    bench.store.set_outcome(ended, Outcome(kind="value", value=0.5))
+    trial_id = bench.submit(1)
+    bench.launcher.end(first, 0)
+    bench.tick()
+    assert [row.launch_index for row in bench.store.replicas(trial_id=trial_id)] == [0]
+    # Another decision comes in between.
+    bench.loop.decisions.decide_anew()
+    bench.tick()
+    for replica_id in others:
+        bench.launcher.end(replica_id, 0)
+    bench.tick(2)
+    assert len(bench.store.replicas(trial_id=trial_id)) == 4
+    bench.all_ready()
+    bench.tick()
+    assert len(bench.trial(trial_id).published_members) == 4
+
+
 def test_after_a_joiner_that_found_the_trial_about_over_no_other_one_is_started(bench: Bench) -> None:
     trial_id = bench.submit()
     bench.train(trial_id)

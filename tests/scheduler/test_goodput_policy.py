@@ -102,6 +102,10 @@ def test_a_trial_is_left_alone_until_it_has_measured_its_new_size() -> None:
     assert counts(snapshot(unsettled)) == {"a": 2}
     assert counts(snapshot(replace(unsettled, steps_measured=8))) == {"a": 4}
     assert counts(snapshot(replace(unsettled, since_rescale_seconds=31.0))) == {"a": 4}
+    # Its first size is no change that would have to pay: any step tells how fast it is.
+    first = replace(unsettled, num_rescales=0, since_rescale_seconds=0.2)
+    assert counts(snapshot(first)) == {"a": 4}
+    assert counts(snapshot(replace(first, steps_measured=0))) == {"a": 2}
     # A trial that waits for its minimum comes first all the same; one of a study in a hurry does not.
     full = running("b", 2)
     assert counts(snapshot(unsettled, full, waiting("c")))["c"] == 1

@@ -36,6 +36,7 @@ def running(name: str, slots_held: int = 1, **changes: Any) -> TrialView:
         can_rescale=True,
         model=model(),
         remaining_progress=300.0 * ONE_SLOT,
+        num_rescales=1,
     )
     return replace(view, **changes)
 
