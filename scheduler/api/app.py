@@ -11,6 +11,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.types import ASGIApp
 
 from scheduler.api.agent_routes import agent_routes, checkpoint_routes
 from scheduler.api.client_access import ClientAccess
@@ -18,13 +19,21 @@ from scheduler.api.client_side import client_routes
 from scheduler.api.connections import BACKLOG, PatientProtocol, raise_descriptor_limit
 from scheduler.api.driver_routes import driver_routes
 from scheduler.api.gate import Gate
-from scheduler.api.hot_routes import STATUSES, HotFirst, refusal
+from scheduler.api.hot_routes import STATUSES, HotFirst, HotRoute, refusal
 from scheduler.api.replica_side import replica_routes
 from scheduler.api.service import Service
 from scheduler.loop.loop_thread import STUCK_SECONDS
 
 
-def create_app(service: Service) -> FastAPI:
+def create_app(service: Service) -> ASGIApp:
+    """Return the API: outermost the gate, which lets nobody in whom it does not know, and then the hot routes."""
+    app, hot = all_routes(service)
+    return Gate(HotFirst(app, hot), service)
+
+
+def all_routes(service: Service) -> tuple[FastAPI, list[HotRoute]]:
+    """Return the application, and those of its routes that are answered in front of it."""
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.event_loop = asyncio.get_running_loop()
@@ -37,12 +46,8 @@ def create_app(service: Service) -> FastAPI:
         await asyncio.to_thread(service.loop.stop)
 
     app = FastAPI(title="Elastune scheduler", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.service = service
-    hot = [*replica_routes(service), *driver_routes(service, ClientAccess(service.store))]
-    app.add_middleware(HotFirst, routes=hot)
-    # Outermost: it lets nobody in whom it does not know.
-    app.add_middleware(Gate, service=service)
     app.include_router(client_routes(service))
+    hot = [*replica_routes(service), *driver_routes(service, ClientAccess(service.store))]
     if service.site.roster is not None:
         app.include_router(agent_routes(service.site.roster, service.loop.log_of))
         app.include_router(checkpoint_routes(service.loop))
@@ -60,7 +65,7 @@ def create_app(service: Service) -> FastAPI:
 
     for kind in STATUSES:
         app.add_exception_handler(kind, refuse)
-    return app
+    return app, hot
 
 
 KEEP_ALIVE_SECONDS = 75
@@ -78,6 +83,7 @@ def api_config(service: Service, **options: Any) -> uvicorn.Config:
         backlog=BACKLOG,
         log_config=None,
         access_log=False,
+        proxy_headers=False,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=1,

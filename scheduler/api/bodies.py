@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-Message = dict[str, Any]
+from starlette.types import Message
 
 DEEPEST = 200
 """Lists and objects within each other; twice what values from objectives may have, which are wrapped."""

@@ -15,7 +15,9 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
-from scheduler.api.bodies import Message, Refused, counted, read_json, refuse, replayed
+from starlette.types import Message
+
+from scheduler.api.bodies import Refused, counted, read_json, refuse, replayed
 from scheduler.api.connections import EXTENSION
 from scheduler.api.packages import LARGEST_BYTES as LARGEST_PACKAGE
 from scheduler.api.page.sessions import cookie_name

@@ -122,22 +122,21 @@ class Question(BaseModel):
     """Noted here in passing; the driver has them among the arguments."""
 
 
-def calling_replica(request: Request) -> ReplicaRecord:
-    """Return the calling replica; refuses one whose token is not its own, or that is not ours any more."""
-    service: Service = request.app.state.service
-    identity: Identity = request.state.identity
-    name = request.headers.get("x-elastune-replica", "")
-    if identity != Identity(Access.REPLICA, name):
-        raise HTTPException(403, f"this token does not belong to replica {name!r:.200}")
-    for replica in service.store.replicas(trial_id=name.rpartition("-")[0]):
-        if replica.replica_id == name:
-            service.loop.liveness.note(replica.replica_id)
-            return replica
-    raise HTTPException(410, f"replica {name!r} is no longer needed")
-
-
 def replica_routes(service: Service) -> list[HotRoute]:
     store = service.store
+
+    def calling_replica(request: Request) -> ReplicaRecord:
+        """Return the calling replica; refuses one whose token is not its own, or that is not ours any more."""
+        identity: Identity = request.state.identity
+        name = request.headers.get("x-elastune-replica", "")
+        if identity != Identity(Access.REPLICA, name):
+            raise HTTPException(403, f"this token does not belong to replica {name!r:.200}")
+        for replica in store.replicas(trial_id=name.rpartition("-")[0]):
+            if replica.replica_id == name:
+                service.loop.liveness.note(replica.replica_id)
+                return replica
+        raise HTTPException(410, f"replica {name!r} is no longer needed")
+
     hot = HotRoutes(calling_replica, "/replica")
     reports_left, warnings_left = Allowance(MOST_REPORTS_KEPT), Allowance(MOST_WARNINGS)
 
