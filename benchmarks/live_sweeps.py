@@ -39,7 +39,7 @@ RAY_TARGETS = {"ray": {"makespan": 1 / 1.6, "time to best": 1 / 1.8}, "ray chang
 KEEP_ONE_IN, MOST_SLOTS, NODE_SLOTS = 4, 8, 4
 
 
-def sweep(contender: str, n_jobs: int = SLOTS, *, simulates: bool = True) -> dict[str, Any]:
+def sweep(contender: str, n_jobs: int = SLOTS, *, simulates: bool = True, profile: str = PROFILE) -> dict[str, Any]:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=KEEP_ONE_IN)
     study = optuna.create_study(direction="maximize", pruner=pruner)
@@ -58,7 +58,7 @@ def sweep(contender: str, n_jobs: int = SLOTS, *, simulates: bool = True) -> dic
                 n_trials=CONFIGURATIONS,
                 n_jobs=n_jobs,
                 max_replicas=1 if contender == "one replica" else MOST_SLOTS,
-                emulate=f"4x4:{PROFILE}",
+                emulate=f"4x4:{profile}",
                 terms=next((StudyTerms(goal=goal) for goal in GOALS if goal == contender), None),
                 state_dir=folder,
                 # Drawing takes seconds, which belong to no sweep.

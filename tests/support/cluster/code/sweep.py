@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
 from tuner_bridge import optimize
 
-EPOCHS = 28
+EPOCHS = 20
 
 
 def objective(trial: optuna.Trial) -> float:
