@@ -79,6 +79,13 @@ class RunningSums(Voter, Listener):
         self._met = met
         self._accumulators: dict[str, Summed] = {}
         self._sent: list[tuple[Summed, str]] = []
+        self.additions = 0
+        """How often anything was added, in this process."""
+
+    @property
+    def are_kept(self) -> bool:
+        """Tell whether the script has an accumulator at present."""
+        return bool(self._accumulators)
 
     def __iter__(self) -> Iterator[Summed]:
         return iter(self._accumulators.values())

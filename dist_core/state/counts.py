@@ -48,7 +48,7 @@ class Counts:
         self._dictionaries: dict[int, tuple[dict[Any, Any], frozenset[Any], dict[Any, Any]]] = {}
         """Dictionaries, their keys, and the numbers in them."""
         self._deques: dict[int, tuple[deque[Any], tuple[Any, ...]]] = {}
-        for frame in _users_frames():
+        for frame in users_frames():
             numbers = self._numbers[frame.f_code] = {}
             for held_by, variables in _variables_of(frame):
                 numbers[held_by] = {name: value for name, value in variables.items() if type(value) in _COUNTED}
@@ -77,7 +77,7 @@ class Counts:
         for recent, kept in self._deques.values():
             recent.clear()
             recent.extend(kept)
-        for frame in _users_frames():
+        for frame in users_frames():
             numbers = self._numbers.get(frame.f_code, {})
             for held_by, variables in _variables_of(frame):
                 for name, value in numbers.get(held_by, {}).items():
@@ -149,7 +149,7 @@ class LoopSums(Listener):
 def _numbers_by_function() -> dict[str, tuple[FrameType, dict[str, Any]]]:
     """Return the numbers, and tensors of one, that the user's functions hold in variables and objects, by path."""
     by_function = {}
-    for frame in _users_frames():
+    for frame in users_frames():
         numbers = {
             f"{held_by}.{name}" if held_by else name: value
             for held_by, variables in _variables_of(frame)
@@ -167,7 +167,7 @@ def _is_a_number(value: Any) -> bool:
 
 def counts_by_enumerate() -> bool:
     """Tell whether the user's loop over batches, which asks for its next one, uses their count by ``enumerate()``."""
-    frame = next(_users_frames(), None)
+    frame = next(users_frames(), None)
     if frame is None:
         return False
     here = [(begin, end) for begin, end, line in frame.f_code.co_lines() if line == frame.f_lineno]
@@ -184,7 +184,7 @@ def _names(instruction: dis.Instruction) -> tuple[Any, ...]:
     return instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
 
 
-def _users_frames() -> Iterator[FrameType]:
+def users_frames() -> Iterator[FrameType]:
     """Yield the user's functions, from the one that has the loop over batches outwards; each once."""
     frame: FrameType | None = sys._getframe(1)
     seen: set[CodeType] = set()

@@ -406,11 +406,11 @@ def is_object_of_user(value: Any) -> bool:
 
 def _is_users_class(kind: type) -> bool:
     name = kind.__module__
-    return name in sys.modules and _is_users_module(name)
+    return name in sys.modules and is_users_module(name)
 
 
 @functools.cache
-def _is_users_module(name: str) -> bool:
+def is_users_module(name: str) -> bool:
     """Tell whether a module that has been imported is the script, or lies beside it."""
     file = getattr(sys.modules.get(name), "__file__", None)
     is_ours = name.partition(".")[0] in _OURS

@@ -85,7 +85,9 @@ class Accumulator(MutableMapping[str, Any]):
                 f"added: accumulator[{key!r}] += value"
             )
         else:
-            added = value.value if get_core().adds_up else 0.0
+            core = get_core()
+            core.sums.additions += 1
+            added = value.value if core.adds_up else 0.0
             self._pending[key] = self._pending.get(key, 0.0) + added
 
     def __iadd__(self, other: Any) -> Self:

@@ -2,7 +2,7 @@
 
 The first loader that trains sets the pace: between its batches generations switch and batch sizes change. Further
 loaders may train in the same epoch, one after another, with a fixed batch size. A loop trains when gradients are on and
-a wrapped model is in training mode; any other loop evaluates, each replica its share.
+a wrapped model is in training mode; any other loop evaluates.
 
 Within ``remaining_epochs_until`` an epoch of the first training loader is an epoch's worth of progress at the initial
 batch size. With a fixed batch size that is exactly one pass over the data; with an adaptive one, larger batches make
@@ -30,7 +30,6 @@ from torch.utils.data import (
     default_collate,
 )
 
-from dist_core.data.order import evaluation_share
 from dist_core.data.parted_source import PartedSource
 from dist_core.data.source import StreamSource, batch_source
 from dist_core.errors import InvalidTraining
@@ -38,6 +37,7 @@ from dist_core.generations.decision import fingerprint
 from dist_core.goodput import BatchBounds, fixed_choice
 from dist_core.state.seeds import FIRST_SEED, seed_of_script
 from dist_core.training.batch_scale import write_scalars
+from dist_core.training.evaluation import Evaluation
 from dist_core.training.training_loop import MOST_DRY_BATCHES, LoopMarks, TrainingLoop
 from dist_core.trial.current import get_core
 from dist_core.trial.replica import Replica
@@ -107,8 +107,9 @@ class AdaptiveDataLoader:
         self._note_workers(get_core())
         self._epoch_size = epoch_size
         self.autoscaled = False
-        self.shares_evaluation = True
-        """True if an evaluation loop gives each replica a share of the samples, and not all of them."""
+        self.shares_evaluation: bool | None = None
+        """Whether an evaluation loop gives each replica a share of the samples, or all of them; None: a share where the
+        script puts together what its replicas have computed."""
         self.name: str | None = None
         self._marks = LoopMarks()
 
@@ -369,100 +370,3 @@ def current_dataloader() -> AdaptiveDataLoader | None:
     loader = get_core().loader
     assert loader is None or isinstance(loader, AdaptiveDataLoader)
     return loader
-
-
-class Evaluation:
-    """A loader's batches where nothing is trained.
-
-    ``training``: the same loader's loop that trains. ``shared``: whether each replica has its share.
-    """
-
-    def __init__(self, loader: AdaptiveDataLoader, training: TrainingLoop, *, shared: bool = True) -> None:
-        self._loader = loader
-        self._training = training
-        self._shared = shared
-
-    def evaluate(self, core: Replica, seen: tuple[int, int] | None = None) -> Iterator[Any]:
-        """Yield one pass without training: this replica's share of the samples.
-
-        ``seen``: first and number of those, in the order of training, that the replicas have had already.
-        """
-        core.loops.go_on_behind()
-        run = core.position.runs
-        core.loops.evaluations += 1
-        core.position.evaluation_begins()
-        try:
-            rank, world_size, size = self._division(core)
-            workers = core.habits.stream_workers or 1
-            share = self._loader.source.evaluation(
-                rank=rank, world_size=world_size, batch=size, workers=workers, seen=seen
-            )
-            for batch in share:
-                if not core.position.in_training_loop:
-                    core.departure.leave_evaluation_if_asked()
-                yield batch
-        finally:
-            core.loops.evaluations -= core.position.runs == run
-
-    def _division(self, core: Replica) -> tuple[int, int, int]:
-        """Return the share's index, the number of shares, and the batch size, smaller if there are few samples."""
-        # Processes of one replica compute together: they evaluate the same samples.
-        rank, world_size = (
-            (core.generation.group.replica, core.generation.group.num_replicas) if self._shared else (0, 1)
-        )
-        samples, batch = self._loader.source.num_samples, self._loader.batch_size
-        if samples is not None and -(-samples // batch) < world_size:
-            batch = -(-batch // world_size)
-        return rank, world_size, batch
-
-    def batches(self, core: Replica) -> int:
-        """Return this replica's number of batches in one pass over a dataset with a length."""
-        rank, world_size, batch = self._division(core)
-        samples = self._loader.source.num_samples
-        assert samples is not None
-        return -(-len(evaluation_share(samples, rank=rank, world_size=world_size, batch=batch)) // batch)
-
-    def train_unless_it_evaluates(self, core: Replica) -> Iterator[Any]:
-        """Train, unless the body turns out to evaluate: a trainer may put its model into training mode in the body.
-
-        If nobody trained on the first batch, it was the first of an evaluation, which goes on with the other samples.
-        """
-        if not core.position.in_epoch_loop and core.environment is not None:
-            yield from self.evaluate_unless_it_trains(core)
-            return
-        steps = self._training.train(core)
-        try:
-            first = next(steps, None)
-            seen = self._training.seen
-            if first is None:
-                return
-            yield first
-            if any(model.training or model.step_place.stepped for model in core.models):
-                yield from steps
-                return
-        finally:
-            steps.close()  # type: ignore[attr-defined]  # a generator
-        self._loader.cursor.left = False
-        yield from self.evaluate_unless_it_trains(core, seen)
-
-    def evaluate_unless_it_trains(self, core: Replica, seen: tuple[int, int] | None = None) -> Iterator[Any]:
-        """Evaluate, unless an optimizer steps: all models are in evaluation mode, and gradients are on.
-
-        What tells is an optimizer that steps. What ran until then is undone, and the loop begins as one that trains.
-        """
-        undo = core.rollback.remember()
-        trained = False
-        for model in core.models:
-            model.step_place.begin_probe()
-        try:
-            for batch in self.evaluate(core, seen):
-                yield batch
-                trained = any(model.step_place.stepped for model in core.models)
-                if trained:
-                    break
-        finally:
-            for model in core.models:
-                model.passes.end_probe(trained=trained)
-        if trained:
-            undo()
-            yield from self._training.train(core)

@@ -36,14 +36,30 @@ class Loops(Listener):
         """Whose loop the user's code has left before its end, until something follows."""
         self.evaluations = 0
         """Evaluation loops that are running."""
+        self.evaluated_alone = False
+        """The last evaluation since a training loop was made by each replica alone, of all samples."""
+        self.puts_together = False
+        """The script has put together by a collective of its own what replicas have computed."""
         self.replaying = False
         """A loop's body runs once more without effect: what it reports was reported."""
 
     def runs_again(self) -> None:
         self.evaluations, self.replaying = 0, False
+        self.evaluated_alone = False
 
     def epoch_ended(self) -> None:
         self._loader_left_early = None
+        self.evaluated_alone = False
+
+    def note_collective(self) -> bool:
+        """Note a collective of the script's own; tell whether it may put together what each replica has of all samples.
+
+        From then on evaluations are shared. Those of a training loop may be of layers.
+        """
+        if self._position.in_training_loop:
+            return False
+        is_news, self.puts_together = not self.puts_together, True
+        return is_news and self.evaluated_alone
 
     @property
     def are_between(self) -> bool:
@@ -61,6 +77,7 @@ class Loops(Listener):
                 "another, or join their datasets (torch.utils.data.StackDataset gives pairs of samples)"
             )
         self._loader_left_early = None
+        self.evaluated_alone = False
         begins = self._position.begin_loop()
         if begins:
             self._rollback.forget()

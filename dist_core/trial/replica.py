@@ -284,10 +284,20 @@ class Replica:
                 self.rendezvous,
                 rank=self.environment.launch_index,
                 expected=self.environment.replicas,
-                takes_part=lambda: not self.passes_do_not_count,
+                takes_part=self._takes_part,
             )
             self.world.install()
             self.life.on_entering(self.world.install)
+
+    def _takes_part(self) -> bool:
+        """Tell whether a collective of the script's own has an effect now."""
+        if self.loops.note_collective():
+            self.news.warn(
+                "a collective of the script's own follows an evaluation in which each replica computed all samples: a "
+                "sum over the replicas counts each of them several times. Evaluations are shared from now on; set "
+                "shares_evaluation = True on the loader to share the first as well"
+            )
+        return not self.passes_do_not_count
 
     # ------------------------------------------------------------------ code that runs again
 

@@ -1,0 +1,180 @@
+"""Evaluation: a loader's batches where nothing is trained, and which of them a replica computes.
+
+A script that puts together what its replicas have computed gives each of them a share of the samples. Any other knows
+of one process only: what it adds up would be of a part of the samples, so every replica computes all of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from dist_core.data.order import evaluation_share
+from dist_core.state.counts import users_frames
+from dist_core.state.script_variables import is_users_module
+from dist_core.training.training_loop import TrainingLoop
+from dist_core.trial.replica import Replica
+
+if TYPE_CHECKING:
+    from dist_core.training.loader import AdaptiveDataLoader
+
+
+class Evaluation:
+    """A loader's batches where nothing is trained.
+
+    ``training``: the same loader's loop that trains. ``shared``: whether each replica has its share; None: where the
+    script puts shares together.
+    """
+
+    def __init__(self, loader: AdaptiveDataLoader, training: TrainingLoop, *, shared: bool | None = None) -> None:
+        self._loader = loader
+        self._training = training
+        self._shared = shared
+
+    def evaluate(self, core: Replica, seen: tuple[int, int] | None = None) -> Iterator[Any]:
+        """Yield one pass without training: this replica's share of the samples, or all of them.
+
+        ``seen``: first and number of those, in the order of training, that the replicas have had already, each its
+        share.
+        """
+        core.loops.go_on_behind()
+        run = core.position.runs
+        core.loops.evaluations += 1
+        core.position.evaluation_begins()
+        try:
+            rank, world_size, size = self._division(core, shared=self._is_shared(core) or seen is not None)
+            added = core.sums.additions
+            workers = core.habits.stream_workers or 1
+            share = self._loader.source.evaluation(
+                rank=rank, world_size=world_size, batch=size, workers=workers, seen=seen
+            )
+            for batch in share:
+                if not core.position.in_training_loop:
+                    core.departure.leave_evaluation_if_asked()
+                yield batch
+            if core.generation.group.num_replicas > 1 and self._shared is None:
+                core.loops.evaluated_alone = world_size == 1
+                if world_size > 1 and core.sums.additions == added and not core.loops.puts_together and not _combines():
+                    core.warn(_SHARE_ALONE.format(world_size))
+        finally:
+            core.loops.evaluations -= core.position.runs == run
+
+    def _is_shared(self, core: Replica) -> bool:
+        if self._shared is not None:
+            return self._shared
+        return core.sums.are_kept or core.loops.puts_together or _combines()
+
+    def _division(self, core: Replica, *, shared: bool) -> tuple[int, int, int]:
+        """Return the share's index, the number of shares, and the batch size, smaller if there are few samples."""
+        # Processes of one replica compute together: they evaluate the same samples.
+        rank, world_size = (core.generation.group.replica, core.generation.group.num_replicas) if shared else (0, 1)
+        samples, batch = self._loader.source.num_samples, self._loader.batch_size
+        if samples is not None and -(-samples // batch) < world_size:
+            batch = -(-batch // world_size)
+        return rank, world_size, batch
+
+    def batches(self, core: Replica) -> int:
+        """Return this replica's number of batches in one pass over a dataset with a length."""
+        rank, world_size, batch = self._division(core, shared=self._is_shared(core))
+        samples = self._loader.source.num_samples
+        assert samples is not None
+        return -(-len(evaluation_share(samples, rank=rank, world_size=world_size, batch=batch)) // batch)
+
+    def train_unless_it_evaluates(self, core: Replica) -> Iterator[Any]:
+        """Train, unless the body turns out to evaluate: a trainer may put its model into training mode in the body.
+
+        If nobody trained on the first batch, it was the first of an evaluation, which goes on with the other samples.
+        """
+        if not core.position.in_epoch_loop and core.environment is not None:
+            yield from self.evaluate_unless_it_trains(core)
+            return
+        steps = self._training.train(core)
+        try:
+            first = next(steps, None)
+            seen = self._training.seen
+            if first is None:
+                return
+            yield first
+            if any(model.training or model.step_place.stepped for model in core.models):
+                yield from steps
+                return
+        finally:
+            steps.close()  # type: ignore[attr-defined]  # a generator
+        self._loader.cursor.left = False
+        yield from self.evaluate_unless_it_trains(core, seen)
+
+    def evaluate_unless_it_trains(self, core: Replica, seen: tuple[int, int] | None = None) -> Iterator[Any]:
+        """Evaluate, unless an optimizer steps: all models are in evaluation mode, and gradients are on.
+
+        What tells is an optimizer that steps. What ran until then is undone, and the loop begins as one that trains.
+        """
+        undo = core.rollback.remember()
+        trained = False
+        for model in core.models:
+            model.step_place.begin_probe()
+        try:
+            for batch in self.evaluate(core, seen):
+                yield batch
+                trained = any(model.step_place.stepped for model in core.models)
+                if trained:
+                    break
+        finally:
+            for model in core.models:
+                model.passes.end_probe(trained=trained)
+        if trained:
+            undo()
+            yield from self._training.train(core)
+
+
+_SHARE_ALONE = (
+    "an evaluation gave each of the {} replicas its share of the samples, as the script has an Accumulator, but added "
+    "nothing to one: its numbers are of one share. Add them up in an Accumulator, or evaluate a plain DataLoader"
+)
+_PUT_TOGETHER = ("torchmetrics", "torcheval", "ignite", "monai", "accelerate", "horovod")
+"""Packages whose metrics, or functions, put together what processes have computed."""
+
+
+def _combines() -> bool:
+    """Tell whether the script speaks of ``torch.distributed``, or of a package that puts together by it."""
+    seen: set[int] = set()
+    return any(
+        "distributed" in frame.f_code.co_names
+        or any(_is_of_those(value) for value in list(frame.f_locals.values()))
+        or _module_combines(frame.f_globals, seen)
+        for frame in users_frames()
+    )
+
+
+def _module_combines(variables: Mapping[str, Any], seen: set[int]) -> bool:
+    """Tell whether code of the user's with these globals does, or code of the user's that it has imported."""
+    if id(variables) in seen:
+        return False
+    seen.add(id(variables))
+    for value in list(variables.values()):
+        if _is_of_those(value) or any("distributed" in each.__code__.co_names for each in _functions_of(value)):
+            return True
+        home = _home_of(value)
+        if home in sys.modules and is_users_module(home) and _module_combines(vars(sys.modules[home]), seen):
+            return True
+    return False
+
+
+def _functions_of(value: Any) -> list[FunctionType]:
+    held = vars(value).values() if isinstance(value, type) else [value]
+    return [each for each in held if isinstance(each, FunctionType)]
+
+
+def _is_of_those(value: Any) -> bool:
+    """Tell whether a value is one of those packages, or something of theirs."""
+    home = _home_of(value)
+    return home.startswith("torch.distributed") or home.partition(".")[0] in _PUT_TOGETHER
+
+
+def _home_of(value: Any) -> str:
+    """Return the name of the module that a value is, or is of."""
+    if isinstance(value, ModuleType):
+        return value.__name__
+    home = value.__module__ if isinstance(value, (type, FunctionType)) else type(value).__module__
+    return home if isinstance(home, str) else ""
