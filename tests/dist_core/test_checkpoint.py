@@ -5,7 +5,6 @@ import math
 import multiprocessing
 import os
 import random
-import runpy
 import signal
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from dist_core.state.states import FunctionState, StateRegistry
 from dist_core.state.trial_checkpoints import TrialCheckpoints, checkpoint_interval, mean_time_to_failure
 from tests.support.checkpoints import written_by
 from tests.support.project import ROOT
+from tests.support.scripts import forked, run_forked
 from tests.support.waiting import until
 
 STATE = {"model": {"w": torch.arange(4.0), "n": 3}, "list": [1, (2.5, None)], "text": "x"}
@@ -248,25 +248,14 @@ def test_the_interval_is_the_best_of_a_simulated_job(cost: float) -> None:
         assert wall_per_work(best) <= wall_per_work(other)
 
 
-def forked(environ: dict[str, str]) -> Any:
-    """A process that runs the script as ``python -m`` does, with torch in memory from its start."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["dist_core.replica_preload"])
-    process = context.Process(target=run_script, args=(environ,))
-    process.start()
-    return process
-
-
-def run_script(environ: dict[str, str]) -> None:
-    os.environ.update(environ)
-    runpy.run_module("tests.support.training_code", run_name="__main__")
+SCRIPT = "tests.support.training_code"
 
 
 class Fresh:
     """The same in a new interpreter."""
 
-    def __init__(self, environ: dict[str, str]) -> None:
-        command = [sys.executable, "-m", "tests.support.training_code"]
+    def __init__(self, script: str, environ: dict[str, str]) -> None:
+        command = [sys.executable, "-m", script]
         self._process = subprocess.Popen(command, env={**os.environ, **environ}, cwd=ROOT)
         self.pid = self._process.pid
 
@@ -281,9 +270,7 @@ class Fresh:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("undisturbed")
-    process = forked({"TRACE_DIR": str(folder)})
-    process.join(60)
-    assert process.exitcode == 0
+    run_forked(SCRIPT, TRACE_DIR=str(folder))
     return json.loads((folder / "weights.json").read_text())
 
 
@@ -297,18 +284,18 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     ],
 )
 def test_a_plain_script_saves_when_it_is_told_to_end_and_goes_on_when_started_again(
-    tmp_path: Path, undisturbed: Any, number: signal.Signals, start: Callable[[dict[str, str]], Any]
+    tmp_path: Path, undisturbed: Any, number: signal.Signals, start: Callable[[str, dict[str, str]], Any]
 ) -> None:
     environ = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TRACE_DIR": str(tmp_path)}
     environ |= {"ELASTUNE_CHECKPOINT_DIR": str(tmp_path / "checkpoints")}
     trace = tmp_path / "alone.jsonl"
-    process = start({**environ, "STEP_SECONDS": "0.02"})
+    process = start(SCRIPT, {**environ, "STEP_SECONDS": "0.02"})
     until(lambda: trace.exists() and trace.read_text().count("\n") >= 25, 60.0)
     os.kill(process.pid, number)
     process.join(30)
     assert process.exitcode == 143
     steps = trace.read_text().count("\n")
-    process = start(environ)
+    process = start(SCRIPT, environ)
     process.join(60)
     assert process.exitcode == 0
     assert json.loads((tmp_path / "weights.json").read_text()) == undisturbed

@@ -153,10 +153,12 @@ def counted(kit: Kit, *, batch: int = 8, **options: Any) -> tuple[list[int], lis
     return steps.tolist(), model.weight.tolist(), bodies
 
 
-RUNS = [(1, 3), (2, 3), (3, 1), (PAIR, 1), (RESCALED, 1)]
+RUNS = [(1, 3), (2, 3), (3, 1), (RESCALED, 1)]
 
 
-@pytest.mark.parametrize(("replicas", "passes"), [*RUNS, pytest.param(GROWN, 3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("replicas", "passes"), [*RUNS, *(pytest.param(*run, marks=pytest.mark.slow) for run in [(GROWN, 3), (PAIR, 1)])]
+)
 def test_every_sample_is_in_one_step_of_a_pass_whatever_happens_to_replicas(replicas: int, passes: int) -> None:
     answers = [answer for answer in as_trial(counted, replicas, passes) if answer is not None]
     assert answers[0][0] == [PASSES] * SAMPLES

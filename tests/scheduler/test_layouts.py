@@ -439,6 +439,7 @@ def test_what_is_set_aside_makes_no_node_smaller() -> None:
 # ---------------------------------------------------------------------- and what it is worth
 
 
+@pytest.mark.slow
 def test_simulated_jobs_end_sooner_where_layouts_are_chosen() -> None:
     """Models for one, two and four slots; the same jobs, each held as a careful user would fix it."""
     jobs = mixed_sizes(14, seed=1)

@@ -81,6 +81,7 @@ def test_a_change_that_is_taken_back_before_it_pays_is_counted(
     assert training.num_undone == undone
 
 
+@pytest.mark.slow
 def test_more_information_helps_elastic_beats_rigid_and_none_exceeds_the_cluster() -> None:
     jobs = synthetic_workload(12, seed=5, mean_seconds_between=60.0)
     mean = {}
@@ -186,6 +187,7 @@ def test_published_averages_come_out(policy: str) -> None:
         assert mean == pytest.approx(published, rel=0.02)
 
 
+@pytest.mark.slow
 def test_a_sweep_stops_at_rungs_and_says_when_its_best_was_done() -> None:
     curves = learning_curves(18, SMALL.epochs, seed=1)
     sweep = SweepSettings(max_replicas=4, at_a_time=8, rungs=(3, 10))

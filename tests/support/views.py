@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 
 from dist_core.goodput import BatchBounds, ThroughputParams
 from scheduler.knowledge.profile import StudyProfile, TrialModel
+from scheduler.simulator.rivals import COMPARED
 from scheduler.snapshot import NodeView, Snapshot, TrialView
+
+TRIED = [pytest.param(name, marks=pytest.mark.slow) if name == "pollux_search" else name for name in COMPARED]
+"""Policies for tests of many snapshots; the one that searches for its answer is left to the slow ones."""
 
 
 def model(*, overhead: float = 0.01, var: float = 50.0, seen: int = 8) -> TrialModel:

@@ -138,7 +138,9 @@ def test_a_callback_may_pickle_and_copy_the_study(scheduler_in_process: Any) -> 
     assert kept[0].trials[-1].value == 3.0
 
 
-@pytest.mark.parametrize("how", ["file", "copy_study", "backup"])
+@pytest.mark.parametrize(
+    "how", ["file", *(pytest.param(how, marks=pytest.mark.slow) for how in ("copy_study", "backup"))]
+)
 def test_a_copy_of_a_study_runs_its_own_trials(
     how: str, tmp_path: Path, scheduler_in_process: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

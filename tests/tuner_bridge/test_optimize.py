@@ -137,7 +137,10 @@ class TestAgainstPlainOptuna:
         assert (tmp_path / "killed").exists()
 
 
-@pytest.mark.parametrize("pruner", [optuna.pruners.NopPruner(), optuna.pruners.ThresholdPruner(upper=1e9)])
+@pytest.mark.parametrize(
+    "pruner",
+    [pytest.param(optuna.pruners.NopPruner(), marks=pytest.mark.slow), optuna.pruners.ThresholdPruner(upper=1e9)],
+)
 def test_a_trial_that_grows_goes_on_reporting(pruner: Any, scheduler: Any) -> None:
     """One that has joined reports as the others do: by itself, or together with them."""
     made = study(pruner=pruner)
@@ -239,7 +242,7 @@ def test_an_address_without_a_scheduler_is_named(monkeypatch: pytest.MonkeyPatch
         optimize(study(), objectives.quadratic, n_trials=1)
 
 
-@pytest.mark.parametrize("how", ["optimize", "elastic"])
+@pytest.mark.parametrize("how", ["optimize", pytest.param("elastic", marks=pytest.mark.slow)])
 def test_a_scheduler_that_is_lost_ends_the_sweep_and_burns_no_trials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:

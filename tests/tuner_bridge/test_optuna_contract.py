@@ -319,7 +319,7 @@ class TestElastic:
         assert len(first.trials) == 3
 
 
-@pytest.mark.parametrize("front_end", ["optimize", "elastic"])
+@pytest.mark.parametrize("front_end", ["optimize", pytest.param("elastic", marks=pytest.mark.slow)])
 def test_nothing_differs_in_processes(front_end: str, scheduler: Any, tmp_path: Path) -> None:
     names = iter(["plain", "ours"])
 

@@ -107,7 +107,7 @@ def test_a_sweep_in_memory_leaves_nothing_behind(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tune.py"]
 
 
-@pytest.mark.parametrize("elastic", [False, True])
+@pytest.mark.parametrize("elastic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_sweep_ends_when_its_budget_is_used(tmp_path: Path, elastic: bool) -> None:
     terms = "slots=1, terms=StudyTerms(budget_slot_hours=1 / 3600)"
     path = script(tmp_path, f"n_trials=40, {terms}", sleep=0.3)

@@ -79,6 +79,7 @@ def test_one_that_leaves_does_not_end_the_trial_and_a_paused_one_goes_on_where_i
     assert_trained_once(rig, trial_id)
 
 
+@pytest.mark.slow
 def test_a_killed_one_is_left_behind(rig: Rig) -> None:
     trial_id = submit(rig, 2, CODE, DIE_IN="all-reduce", DIE_RANK="1", STEP_SECONDS="0.05")
     rig.until_size(trial_id, 2)
@@ -86,6 +87,7 @@ def test_a_killed_one_is_left_behind(rig: Rig) -> None:
     assert (rig.trace / "died").exists()
 
 
+@pytest.mark.slow
 def test_a_failing_one_ends_the_trial(rig: Rig) -> None:
     trial_id = submit(rig, 2, CODE, RAISE_AT_SIZE="2")
     with rig.unhurried():

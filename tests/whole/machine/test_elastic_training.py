@@ -6,15 +6,13 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.project import ROOT
 from tests.support.rig import PRELOAD, Rig
+from tests.support.scripts import run_forked
 from tests.support.training_code import EPOCHS, SAMPLES
 from trials.launch import LocalLauncher
 from trials.record import TrialRecord
@@ -25,8 +23,7 @@ from trials.states import TrialState
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """Weights of the same training in one plain process."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    environ = {**os.environ, "TRACE_DIR": str(folder), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-m", "tests.support.training_code"], check=True, env=environ, cwd=ROOT)
+    run_forked("tests.support.training_code", TRACE_DIR=str(folder))
     weights: list[float] = json.loads((folder / "weights.json").read_text())
     return weights
 
@@ -84,8 +81,7 @@ def test_ten_random_rescales_leave_no_trace(rig: Rig, tmp_path: Path) -> None:
     """Losses of 600 steps and the final weights are those of one undisturbed process, to rounding."""
     alone = tmp_path / "alone"
     alone.mkdir()
-    environ = {**os.environ, "TRACE_DIR": str(alone), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "EPOCHS": "60"}
-    subprocess.run([sys.executable, "-m", "tests.support.training_code"], check=True, env=environ, cwd=ROOT)
+    run_forked("tests.support.training_code", TRACE_DIR=str(alone), EPOCHS="60")
     undisturbed = json.loads((alone / "weights.json").read_text())
     expected = [
         row["loss"] / len(row["samples"]) for row in map(json.loads, (alone / "alone.jsonl").read_text().splitlines())

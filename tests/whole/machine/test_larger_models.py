@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 
-from tests.support.project import ROOT
 from tests.support.rig import PRELOAD, Rig
+from tests.support.scripts import run_forked
 from tests.support.training_code import EPOCHS, SAMPLES
 from trials.launch import LocalLauncher
 from trials.record import TrialRecord
 from trials.states import TrialState
 
 CODE = "tests.support.larger_code:main"
-HOWS = pytest.mark.parametrize("how", ["sharded", "pipeline"])
+HOWS = pytest.mark.parametrize("how", ["sharded", pytest.param("pipeline", marks=pytest.mark.slow)])
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """Outputs of the same training in one plain process."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    environ = {**os.environ, "TRACE_DIR": str(folder), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-m", "tests.support.larger_code"], check=True, env=environ, cwd=ROOT)
+    run_forked("tests.support.larger_code", TRACE_DIR=str(folder))
     outputs: list[float] = json.loads((folder / "outputs.json").read_text())
     return outputs
 
