@@ -80,7 +80,7 @@ class RunningSums(Voter, Listener):
         self._accumulators: dict[str, Summed] = {}
         self._sent: list[tuple[Summed, str]] = []
         self.additions = 0
-        """How often anything was added, in this process."""
+        """Number of times that anything was added, in this process."""
 
     @property
     def are_kept(self) -> bool:

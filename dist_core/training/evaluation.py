@@ -129,8 +129,8 @@ class Evaluation:
 
 
 _SHARE_ALONE = (
-    "an evaluation gave each of the {} replicas its share of the samples, as the script has an Accumulator, but added "
-    "nothing to one: its numbers are of one share. Add them up in an Accumulator, or evaluate a plain DataLoader"
+    "an evaluation gave each of the {} replicas its share of the samples, but added nothing to an Accumulator: its "
+    "numbers are of one share. Add them up in an Accumulator, or evaluate a plain DataLoader"
 )
 _PUT_TOGETHER = ("torchmetrics", "torcheval", "ignite", "monai", "accelerate", "horovod")
 """Packages whose metrics, or functions, put together what processes have computed."""

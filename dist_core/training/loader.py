@@ -108,8 +108,8 @@ class AdaptiveDataLoader:
         self._epoch_size = epoch_size
         self.autoscaled = False
         self.shares_evaluation: bool | None = None
-        """Whether an evaluation loop gives each replica a share of the samples, or all of them; None: a share where the
-        script puts together what its replicas have computed."""
+        """True if an evaluation loop gives each replica a share of the samples, False if all of them. None: a share
+        where the script puts together what its replicas have computed."""
         self.name: str | None = None
         self._marks = LoopMarks()
 

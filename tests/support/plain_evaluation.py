@@ -53,7 +53,7 @@ def _mean_loss(model: nn.Module, held_out: Any, totals: Any) -> float:
 
 def summed_in_secret(kit: Any) -> list[float]:
     """Means of two evaluations, each put together by a collective that only shows when it is made."""
-    return [_summed(kit, _mean_loss(*each, None)) for each in _epochs(kit, 1) for _ in range(2)]
+    return [_summed(kit, _mean_loss(model, held_out, None)) for model, held_out in _epochs(kit, 1) for _ in range(2)]
 
 
 def _summed(kit: Any, number: float) -> float:
