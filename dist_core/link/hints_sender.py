@@ -41,9 +41,11 @@ class HintsSender:
         """Send hints more often again: they are worth more from now on."""
         self._interval = FIRST_SECONDS
 
-    def post_later(self, body: dict[str, Any]) -> None:
+    def post_later(self, body: dict[str, Any], *, says_speed: bool = True) -> None:
+        """Send hints when nothing else is to be sent; those behind them are later, once they say how fast steps are."""
         self._last = time.monotonic()
-        self._interval = min(LATER_SECONDS, self._interval * SLOWER)
+        if says_speed:
+            self._interval = min(LATER_SECONDS, self._interval * SLOWER)
         with self._condition:
             self._hints = body
             self._wake()

@@ -49,7 +49,9 @@ class News(Listener):
         if self._sender is not None and self._sender.due:
             hints = compose()
             if hints is not None:
-                self._sender.post_later({"generation": generation, "hints": hints.to_json()})
+                self._sender.post_later(
+                    {"generation": generation, "hints": hints.to_json()}, says_speed=bool(hints.observations)
+                )
 
     def flush(self) -> None:
         if self._sender is not None:

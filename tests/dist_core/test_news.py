@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, cast
 
 import pytest
@@ -27,11 +28,13 @@ class Listener:
     def hurry(self) -> None:
         self.sent.append(("hurry", None))
 
-    def post_later(self, body: dict[str, Any]) -> None:
-        self.sent.append(("hints", body))
+    def post_later(self, body: dict[str, Any], *, says_speed: bool) -> None:
+        self.sent.append(("hints", {**body, "says speed": says_speed}))
 
 
 class SomeHints:
+    observations = ()
+
     def to_json(self) -> dict[str, Any]:
         return {"progress": 7.0}
 
@@ -49,7 +52,7 @@ def test_what_is_told_comes_in_order_and_hints_when_they_are_due() -> None:
     assert listener.sent == [
         ("warning", "slow"),
         ("/switched", {"generation": 2}),
-        ("hints", {"generation": 2, "hints": {"progress": 7.0}}),
+        ("hints", {"generation": 2, "hints": {"progress": 7.0}, "says speed": False}),
     ]
 
 
@@ -96,14 +99,17 @@ def test_hints_come_less_often_while_nothing_changes(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sender, "_wake", lambda: None)
     sent: list[float] = []
 
-    def train(seconds: float) -> None:
+    def train(seconds: float, *, says_speed: bool = True) -> None:
         until = now[0] + seconds
         while now[0] < until:
             if sender.due:
-                sender.post_later({})
+                sender.post_later({}, says_speed=says_speed)
                 sent.append(now[0])
             now[0] += 0.1
 
+    train(2.0, says_speed=False)
+    assert max(after - before for before, after in itertools.pairwise(sent)) < 0.6, "how fast it is is waited for"
+    sent.clear()
     train(60.0)
     assert sent[1] - sent[0] < 0.7
     assert sent[-1] - sent[-2] == pytest.approx(10.0, abs=0.2)
