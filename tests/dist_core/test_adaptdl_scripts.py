@@ -86,7 +86,8 @@ def test_mnist(world_size: int) -> None:
     } <= set(scalars)
 
 
-@pytest.mark.parametrize(("world_size", "mixed_precision"), [pytest.param(1, False, marks=pytest.mark.slow), (2, True)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("world_size", "mixed_precision"), [(1, False), (2, True)])
 def test_cifar(world_size: int, mixed_precision: bool) -> None:
     results = run_ranks(run_cifar, world_size, mixed_precision)
     assert all(accuracy == results[0][0] > 0.8 for accuracy, _ in results)

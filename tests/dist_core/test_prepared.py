@@ -195,6 +195,7 @@ def test_each_part_is_made_once_by_all_who_want_it(tmp_path: Path) -> None:
     assert not list(home.rglob("*.claim")) and not list(home.rglob("*.partial"))
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_was_making_is_made_by_another(tmp_path: Path) -> None:
     call = f"one_that_gets_stuck({str(tmp_path / 'home')!r}, {str(tmp_path)!r})"
     first = started(tmp_path, call)

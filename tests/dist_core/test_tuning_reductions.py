@@ -21,6 +21,7 @@ def tuned(batch: int) -> tuple[list[float], dict[str, int]]:
     return weights, get_core().registry.capture()["model-0"]["tuned"]
 
 
+@pytest.mark.slow
 def test_tuning_tries_all_on_all_replicas_and_changes_no_result(alone: Any) -> None:
     """Nine candidates in 3 rounds of 9 steps need 243 steps; batches of one sample give 210: every one is tried."""
     expected = alone("perceptron", batch=1)

@@ -226,6 +226,7 @@ def test_the_environment_comes_before_the_settings(
 # ---------------------------------------------------------------------- what an ended one has kept
 
 
+@pytest.mark.slow
 def test_what_an_ended_scheduler_has_kept_is_read_and_cannot_be_changed(tmp_path: Path) -> None:
     embedded = EmbeddedScheduler(tmp_path / "state", emulate="1x1:bert-squad", fork_server=False)
     connection = embedded.start()

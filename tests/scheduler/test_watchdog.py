@@ -79,6 +79,7 @@ def start(folder: Path, *arguments: str, stderr: IO[str] | int = subprocess.PIPE
     )
 
 
+@pytest.mark.slow
 def test_a_shared_scheduler_that_is_stuck_starts_itself_anew(tmp_path: Path) -> None:
     with (tmp_path / "said").open("w") as said:
         process = start(tmp_path / "state", "--port", "0", "--slots", "1", stderr=said)

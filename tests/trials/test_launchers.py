@@ -308,6 +308,7 @@ def test_a_fork_server_that_was_killed_is_replaced(tmp_path: Path) -> None:
     launcher.close()
 
 
+@pytest.mark.slow
 def test_a_fork_server_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_client, "FORK_SECONDS", 3.0)
     monkeypatch.setattr(local, "PATIENCE_SECONDS", 0.5)
@@ -334,6 +335,7 @@ def test_a_fork_server_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: p
     launcher.close()
 
 
+@pytest.mark.slow
 def test_nothing_starts_while_the_launcher_closes(tmp_path: Path) -> None:
     """Ending the fork server ends the wait for it, and what waited would start cold."""
     launcher = LocalLauncher(slots=1)

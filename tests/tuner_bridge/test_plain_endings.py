@@ -230,6 +230,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_sweep_within_a_sweep_is_refused_and_an_interrupted_trial_in_memory_has_failed(tmp_path: Path) -> None:
     (tmp_path / "within.py").write_text(WITHIN)
     done = run_python(tmp_path, "within.py")

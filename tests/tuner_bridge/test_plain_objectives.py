@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.scripts import run_python
 
 ROOT = Path(__file__).parents[2]
@@ -101,6 +103,7 @@ def test_each_trial_has_a_process_of_its_own_where_that_is_asked_for(tmp_path: P
     assert len({trial["process"][0] for trial in trials}) == 3
 
 
+@pytest.mark.slow
 def test_random_numbers_and_hashes_follow_from_the_scripts_seed(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -119,6 +122,7 @@ def test_torch_that_comes_late_finds_its_seed_and_its_world_and_is_there_from_th
         assert len(trial["reports"]) == 2
 
 
+@pytest.mark.slow
 def test_training_that_begins_late_is_training(tmp_path: Path) -> None:
     (trial,) = sweep(tmp_path, "trains_late", n_trials=1)
     assert trial["state"] == "COMPLETE"

@@ -90,6 +90,7 @@ def tell_environment(trial: Any) -> float:
     return 1.0
 
 
+@pytest.mark.slow
 def test_trials_of_a_shared_scheduler_have_their_sweeps_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

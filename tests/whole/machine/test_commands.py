@@ -66,6 +66,7 @@ def test_one_that_comes_too_late_comes_again(rig: Rig) -> None:
     assert [row["world_size"] for row in rig.rows() if row["replica"] == joiner[0].replica_id][:1] == [2]
 
 
+@pytest.mark.slow
 def test_one_that_leaves_does_not_end_the_trial_and_a_paused_one_goes_on_where_it_was(rig: Rig) -> None:
     trial_id = submit(rig, 2, CODE, STEP_SECONDS="0.05")
     rig.until_size(trial_id, 2)

@@ -213,10 +213,10 @@ def test_a_replica_that_hangs_is_noticed_and_left_behind(tmp_path: Path, undistu
 
 
 def test_all_killed_at_once_resume_from_the_checkpoint(rig: Rig, undisturbed: list[float]) -> None:
-    trial_id = rig.submit(2, STEP_SECONDS="0.06")
+    trial_id = rig.submit(2, STEP_SECONDS="0.04")
     rig.until_size(trial_id, 2)
     rig.until(lambda: any((rig.folder / "checkpoints" / trial_id).glob("checkpoint-*")), "a checkpoint")
-    rig.until_step(45)
+    rig.until_step(35)
     for replica in rig.members(trial_id):
         rig.kill(replica)
     rig.until(lambda: rig.trial(trial_id).losses == 1, "the loss to be noticed")

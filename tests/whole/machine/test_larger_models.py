@@ -57,6 +57,7 @@ def test_whole_replicas_join_and_leave(rig: Rig, undisturbed: list[float], how: 
     assert record.losses == 0
 
 
+@pytest.mark.slow
 @HOWS
 def test_one_lost_process_takes_its_replica_along_and_the_other_trains_on(
     rig: Rig, undisturbed: list[float], how: str
