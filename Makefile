@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 # Else each process that imports torch compiles it again.
 unexport PYTHONDONTWRITEBYTECODE
 # Files of tests over processes; what a file's tests share is made once. A third one fills the time that two wait.
-WORKERS ?= 3
+WORKERS ?= 4
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Slow tests have little to share; more at once than this, and they wait for each other in vain.
 SLOW_WORKERS ?= 3
@@ -18,7 +18,7 @@ PAGE := scheduler/dashboard/page
 
 help:
 	@echo "make demo      set up and run the main job: an Optuna sweep of elastic trials"
-	@echo "make test      set up and run the tests, in three processes (WORKERS=n for others)"
+	@echo "make test      set up and run the tests, in four processes (WORKERS=n for others)"
 	@echo "make test-slow run the slow tests: whole sweeps that are killed and resumed"
 	@echo "make test-gpu  run the tests that need an NVIDIA GPU; some need two"
 	@echo "make test-cluster  run the tests on the Kubernetes cluster that KUBECONFIG names"

@@ -100,7 +100,7 @@ def test_dcgan(world_size: int) -> None:
     assert 0.0 < results[0][0] < 5.0
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_ncf(world_size: int) -> None:
     results = run_ranks(run_ncf, world_size)
     assert all(ratio == results[0] for ratio in results)

@@ -628,7 +628,7 @@ IN_TURNS = "uses a model after an optimizer has stepped"
 TWINS = (a_closure_by_name, in_double_precision, schedules_by_epoch, layers_frozen_later, compiled_outside)
 """Habits that another one is like where replicas come and go: tried there with the slow tests."""
 COMPILED = (compiled_inside, compiled_outside)
-"""Tried on two replicas with the others: a compiler takes its time."""
+"""A compiler takes its time: one of them is tried with the others, on two replicas."""
 
 
 def habits_and_runs() -> Iterator[Any]:
@@ -638,7 +638,7 @@ def habits_and_runs() -> Iterator[Any]:
             if (trains, replicas) != (two_models_in_turns, RESCALED) or passes == 1:
                 name = f"{trains.__name__}-{replicas}-{passes}"
                 twin = trains in TWINS and (replicas, passes) == (RESCALED, 2)
-                compiles = trains in COMPILED and replicas != 2
+                compiles = trains in COMPILED and (trains, replicas) != (compiled_outside, 2)
                 marks = [pytest.mark.slow] if twin or compiles or (replicas, passes) in SLOW else []
                 yield pytest.param(trains, replicas, passes, id=name, marks=marks)
 

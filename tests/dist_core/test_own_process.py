@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from dist_core.errors import InvalidTraining, PeerLost
 from dist_core.trial.current import comes_of_loss, get_core
 from tests.support.project import ROOT
@@ -53,6 +55,7 @@ exec(code)
 """Each end in a process of its own, which is forked from one that has imported everything."""
 
 
+@pytest.mark.slow
 def test_status() -> None:
     ended = subprocess.run([sys.executable, "-c", IN_FORKS, *STATUSES], cwd=ROOT, capture_output=True, text=True)
     assert [int(line) for line in ended.stdout.split()] == list(STATUSES.values()), ended.stderr

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.scripts import run_python
 
 LIBRARY = """
@@ -51,6 +53,7 @@ def lines(text: str, word: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith(word)]
 
 
+@pytest.mark.slow
 def test_a_librarys_sweep_is_elastic_within_the_block_and_by_the_command(tmp_path: Path) -> None:
     (tmp_path / "library.py").write_text(LIBRARY)
     (tmp_path / "plain.py").write_text(SCRIPT)

@@ -140,7 +140,7 @@ def grpc_proxy(url: str) -> Iterator[Any]:
         "sqlite",
         "sqlite with heartbeat",
         "journal",
-        "grpc proxy",
+        pytest.param("grpc proxy", marks=pytest.mark.slow),
         pytest.param("postgresql", marks=pytest.mark.slow),
     ],
 )

@@ -215,6 +215,7 @@ else:
     run(tmp_path, "tune.py", "load")
 
 
+@pytest.mark.slow
 def test_torchs_classes_and_settings_arrive(tmp_path: Path) -> None:
     script = """
 import torch

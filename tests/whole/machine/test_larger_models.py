@@ -88,6 +88,7 @@ def test_a_lost_process_of_the_only_replica_is_a_restart_from_the_checkpoint(
     assert any(entry.reason.code == "lost" for entry in rig.store.history(trial_id)), rig.story()
 
 
+@pytest.mark.slow
 def test_a_trial_goes_on_with_any_layout_that_it_is_given(rig: Rig, undisturbed: list[float]) -> None:
     trial_id = rig.submit(1, entrypoint=CODE, layout="1", replica_sizes=(1, 2, 4), HOW="chosen", STEP_SECONDS="0.05")
     rig.until_size(trial_id, 1)
