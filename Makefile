@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 # Else each process that imports torch compiles it again.
 unexport PYTHONDONTWRITEBYTECODE
-# Files of tests over processes; what a file's tests share is made once. A third one fills the time that two wait.
+# Files of tests over processes; what a file's tests share is made once. More than cores, as they wait for each other.
 WORKERS ?= 4
 SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Slow tests have little to share; more at once than this, and they wait for each other in vain.
