@@ -14,7 +14,6 @@ from dist_core.gradients.loss_means import Graph, graph_of, other_than_mean
 from dist_core.gradients.mixed_samples import mixes_samples
 from dist_core.gradients.step_place import StepPlace
 from dist_core.link.environment import standalone_checkpoint_dir
-from dist_core.state.script_variables import SAMPLED
 from dist_core.torch_private import StorageWeakRef, storages_of, tensors_in
 from dist_core.trial.models import is_batch_norm
 from dist_core.trial.replica import Replica
@@ -50,8 +49,8 @@ class BatchLooks:
         self._versions: list[int] = []
         """Version of each of them when the present forward pass began."""
         self._weights = [each for each in module.parameters() if each.requires_grad]
-        self._elements = ""
-        """A few elements of each weight at the beginning of the present step, as text: no number equals NaN."""
+        self._sums = self._sums_of_pass = ""
+        """Sum of each weight at the beginning of the present step, and of its pass, as text: no number equals NaN."""
         self._looks_at_hooks = True
         self._losses_left = self._inputs_left = self._weights_left = MOST_LOOKS
         self._outputs: list[torch.Tensor] = []
@@ -77,6 +76,8 @@ class BatchLooks:
             self._look_at_weights(begins_step=present[0] != self._pass[0])
             self._compare_passes(begins_step=present[0] != self._pass[0])
             self._pass, self._carried, self._outputs = present, storages_of(self._outputs), []
+        else:
+            self._look_within_pass()
         self._versions = [each._version for _, each in self._buffers] if self._place.has_several_passes else []
         if not self._inputs_left or not (self._divides or self._core.environment is not None):
             return
@@ -104,20 +105,34 @@ class BatchLooks:
 
     def _look_at_weights(self, *, begins_step: bool) -> None:
         """Refuse weights that move between two passes of a step."""
-        if not self._weights_left or not self._place.has_several_passes:
+        self._sums_of_pass = ""
+        if not self._weights_left:
             return
         self._weights_left -= 1
-        few = [each.detach().flatten()[:: max(1, each.numel() // SAMPLED)].double().cpu() for each in self._weights]
-        elements = str(torch.cat(few).tolist())
+        self._sums_of_pass = self._summed_weights()
         if begins_step:
-            self._elements = elements
-        elif self._elements and elements != self._elements:
+            self._sums = self._sums_of_pass
+        elif self._place.has_several_passes and self._sums and self._sums_of_pass != self._sums:
             self._core.pacing.train_in_turns(
                 f"the training loop changes weights of {self._model} by itself, as to clamp or to decay them, but "
                 "this step takes several passes, and the body runs in each of them. Do that in "
                 "optimizer.register_step_post_hook(...), or train each batch",
                 is_divided=True,
             )
+
+    def _look_within_pass(self) -> None:
+        """Make steps of one pass where weights have moved since the pass's first output, as SAM moves them."""
+        if self._sums_of_pass and torch.is_grad_enabled() and self._summed_weights() != self._sums_of_pass:
+            self._sums_of_pass, self._weights_left = "", 0
+            self._core.pacing.train_in_turns(
+                f"the training loop moves weights of {self._model} between two outputs of one batch, as in "
+                "sharpness-aware or adversarial training, but this step takes several passes, and each would move them "
+                "by its own part's gradient. Train each batch",
+                is_divided=self._place.has_several_passes,
+            )
+
+    def _summed_weights(self) -> str:
+        return str([float(each.detach().sum(dtype=torch.float64)) for each in self._weights])
 
     def forward_ended(self, output: Any) -> None:
         if self._place.step is None:

@@ -135,6 +135,11 @@ class LoopHabits:
     def notes(self, error: BaseException) -> list[str]:
         """Return what a loop's body that raised this error may have stumbled over."""
         notes = []
+        if isinstance(error, StopIteration):
+            notes.append(
+                "elastune: if this is an iterator over the loader, it had no more batches: a trial that is resumed, or "
+                "joined, within an epoch has those that are left, whatever len(loader) was. Write 'for batch in loader'"
+            )
         if self._passes and self._rows is not None and _names_both(str(error), self._batch, self._rows[1]):
             notes.append(
                 f"elastune: this pass has {self._rows[1]} of the batch's {self._batch} samples, the others are other "

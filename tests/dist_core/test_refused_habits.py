@@ -362,6 +362,19 @@ def with_rows_carried_on(kit: Kit) -> None:
             before = outputs.detach()
 
 
+def with_batches_by_number(kit: Kit) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
+    for _ in kit.epochs(1):
+        batches = iter(loader)
+        # As many as it had where the trial was resumed behind the first.
+        for _ in range(len(loader) + 1):
+            x, y = next(batches)
+            mse(wrapped(x), y).backward()
+            optimizer.step()
+
+
 def with_the_batch_written_down(kit: Kit) -> None:
     """As in contrastive losses: a mask of pairs that is made of the batch size of the configuration."""
     model = network()
@@ -384,6 +397,24 @@ def with_weights_that_it_clamps(kit: Kit) -> list[float]:
             weight.data.clamp_(-0.05, 0.05)
 
     return simple(kit, step)
+
+
+def with_weights_that_it_perturbs(kit: Kit) -> bool:
+    """As sharpness-aware minimisation and adversarial weights do; true if its steps are of one pass from then on."""
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        mse(model(x), y).backward()
+        moved = [(each, 0.05 * each.grad) for each in model.parameters() if each.grad is not None]
+        for weight, by in moved:
+            weight.data.add_(by)
+        mse(model(x), y).backward()
+        for weight, by in moved:
+            weight.data.sub_(by)
+        optimizer.step()
+
+    simple(kit, step)
+    return dist_core.trial.current.get_core().pacing.habits.trains_in_turns
 
 
 def with_a_dataset_that_grows(kit: Kit) -> None:
@@ -455,6 +486,7 @@ def test_a_habit_that_cannot_work_is_refused_by_name(breaks: Habit, match: str, 
         (with_an_attack, "clears gradients between a backward pass and the optimizer's step"),
         (with_gradients_that_it_sets, r"sets gradients by itself, as after torch.autograd.grad\(\)"),
         (with_weights_that_it_clamps, "changes weights of Sequential by itself, as to clamp or to decay them"),
+        (with_weights_that_it_perturbs, "moves weights of Sequential between two outputs of one batch"),
         (with_updates_in_the_backward_pass, r"SGD.step\(\) runs within backward\(\), in a hook of a gradient"),
     ],
 )
@@ -463,11 +495,16 @@ def test_a_habit_that_cannot_be_divided_is_refused_by_name(breaks: Habit, match:
         as_trial(breaks, 1, 3)
 
 
+def test_a_step_that_cannot_be_divided_is_of_one_pass_from_the_beginning() -> None:
+    assert as_trial(with_weights_that_it_perturbs, 1) == [True]
+
+
 @pytest.mark.parametrize(
     ("fails", "replicas", "passes", "match"),
     [
         (with_norms_of_gradients, PAIR, 2, "this step takes several passes.*Gradients are None until the last pass"),
         (with_the_batch_written_down, PAIR, 1, "this pass has 12 of the batch's 24 samples.*ask the batch"),
+        (with_batches_by_number, PAIR, 1, "it had no more batches: .* has those that are left"),
         (with_rows_carried_on, GROWN, 1, "this replica's part of the batch has [0-9]+ samples, and that .* before had"),
     ],
 )
