@@ -33,6 +33,7 @@ _DEPTH = 2
 """Objects of the script that are looked into, one within the other, as a trainer's stopper is."""
 MOST_ITEMS = 10_000
 """Items of a list or dictionary; what has more is data, and stays where it is."""
+_ARRAYS = (torch.Tensor, np.ndarray)
 SAMPLED = 32
 """Elements of a tensor that are looked at to see whether it has changed."""
 NUMBERS_AND_TEXTS = (type(None), bool, int, float, str)
@@ -221,8 +222,9 @@ class ScriptVariables(Listener):
     def _leaves(self) -> Iterator[tuple[str, Any]]:
         """Yield variables by path, attributes of the script's own objects among them (``stopper.best``).
 
-        Of the script's own modules, which are saved by ``state_dict()``, the numbers that are not in it; and numbers
-        that are global where the loop stands in a function.
+        Of the script's own modules, which are saved by ``state_dict()``, the numbers that are not in it, and the
+        tensors of those that are not trained, as losses are; and numbers that are global where the loop stands in a
+        function.
         """
         if self._frame is None:
             return
@@ -235,8 +237,9 @@ class ScriptVariables(Listener):
             if name.startswith("__"):
                 continue
             if _is_module(value) and _is_users_class(type(value)):
+                kinds = NUMBERS_AND_TEXTS if any(map(belongs, value.modules())) else (*NUMBERS_AND_TEXTS, *_ARRAYS)
                 for attribute, held in list(vars(value).items()):
-                    if type(held) in NUMBERS_AND_TEXTS and attribute != "training" and not attribute.startswith("_"):
+                    if type(held) in kinds and attribute != "training" and not attribute.startswith("_"):
                         yield f"{name}.{attribute}", held
             yield from self._leaves_of(name, value, belongs, depth=_DEPTH)
 
@@ -258,7 +261,7 @@ class ScriptVariables(Listener):
         elif isinstance(value, torch.utils.data.Dataset) and _is_users_class(type(value)):
             for attribute, held in list(vars(value).items()):
                 # No lists and dictionaries, which may be caches of its samples.
-                if type(held) in (*NUMBERS_AND_TEXTS, torch.Tensor, np.ndarray) and _is_leaf(held):
+                if type(held) in (*NUMBERS_AND_TEXTS, *_ARRAYS) and _is_leaf(held):
                     yield f"{path}.{attribute}", held
 
     def _put(self, path: str, value: Any, present: Any) -> None:

@@ -56,6 +56,14 @@ class Staged(torch.utils.data.Dataset[int]):
         self.stage, self.labels, self.cache = 0, torch.zeros(3), [0]
 
 
+class Centres(nn.Module):
+    """A loss that remembers by itself, in no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.seen = torch.zeros(2), 0
+
+
 def epochs(variables: ScriptVariables, numbers: range) -> Iterator[int]:
     variables.begin(sys._getframe(1))
     for number in numbers:
@@ -74,7 +82,7 @@ def script(variables: ScriptVariables, numbers: range, rank: int = 0) -> dict[st
     held, name, recent, best = {"rank": rank, "seen": 0}, f"rank {rank}", collections.deque[int](maxlen=4), None
     alias, flips, sealed, staged = tensors, 0, Sealed([]), Staged()
     uneven, numbered, drawn = set[int](), np.random.default_rng(0), random.Random(0)
-    draws = [0.0, 0.0]
+    draws, centres = [0.0, 0.0], Centres()
     for number in numbers and epochs(variables, numbers):
         steps += 1
         seen_by_all += 1
@@ -86,6 +94,7 @@ def script(variables: ScriptVariables, numbers: range, rank: int = 0) -> dict[st
         recent.append(number)
         sealed.seen.append(number)
         staged.stage = number
+        centres.mean, centres.seen = 0.9 * centres.mean + number, centres.seen + 1
         staged.labels[0] += 1.0
         staged.cache.append(number)
         uneven |= {number} if number % 2 else set()
@@ -108,6 +117,7 @@ def script(variables: ScriptVariables, numbers: range, rank: int = 0) -> dict[st
         "recent": list(recent),
         "sealed": list(sealed.seen),
         "staged": (staged.stage, staged.labels.tolist()),
+        "centres": (centres.mean.tolist(), centres.seen),
         "uneven": sorted(uneven),
         "draws": draws,
         "average": average.weight.tolist(),
