@@ -39,18 +39,18 @@ class BatchLooks:
         self._norms = [each for each in module.modules() if is_batch_norm(each)]
         """Layers that normalise over the samples of a pass; none once that has been told of."""
         self._buffers = [
-            (name, each)
+            (layer, name)
             for layer in module.modules()
             if not is_batch_norm(layer)
             for name, each in layer.named_buffers(recurse=False)
             if each.is_floating_point()
         ]
         """Buffers that no batch norm has; none once their changes have been looked at."""
-        self._versions: list[int] = []
-        """Version of each of them when the present forward pass began."""
+        self._held: list[str] = []
+        """Sum of each of them when the present forward pass began."""
         self._weights = [each for each in module.parameters() if each.requires_grad]
         self._sums = self._sums_of_pass = ""
-        """Sum of each weight at the beginning of the present step, and of its pass, as text: no number equals NaN."""
+        """Sums of all weights at the beginning of the present step, and of its pass."""
         self._looks_at_hooks = True
         self._losses_left = self._inputs_left = self._weights_left = MOST_LOOKS
         self._outputs: list[torch.Tensor] = []
@@ -78,7 +78,7 @@ class BatchLooks:
             self._pass, self._carried, self._outputs = present, storages_of(self._outputs), []
         else:
             self._look_within_pass()
-        self._versions = [each._version for _, each in self._buffers] if self._place.has_several_passes else []
+        self._held = self._summed_buffers() if self._place.has_several_passes else []
         if not self._inputs_left or not (self._divides or self._core.environment is not None):
             return
         self._inputs_left -= 1
@@ -132,7 +132,7 @@ class BatchLooks:
             )
 
     def _summed_weights(self) -> str:
-        return str([float(each.detach().sum(dtype=torch.float64)) for each in self._weights])
+        return str([_summed(each) for each in self._weights])
 
     def forward_ended(self, output: Any) -> None:
         if self._place.step is None:
@@ -141,23 +141,27 @@ class BatchLooks:
             self._outputs += tensors_in(output)
         if self._norms and self._divides:
             self._look_at_norms(self._place.step)
-        if self._versions:
+        if self._held:
             self._look_at_buffers()
 
     def _look_at_buffers(self) -> None:
         """Warn of a buffer that each forward pass writes, in the first pass of the first step that has several."""
         changed = [
             name
-            for (name, each), version in zip(self._buffers, self._versions, strict=True)
-            if each._version != version
+            for (_, name), before, now in zip(self._buffers, self._held, self._summed_buffers(), strict=True)
+            if now != before
         ]
-        self._buffers, self._versions = [], []
+        self._buffers, self._held = [], []
         if changed:
             self._warn(
                 f"each forward pass of {self._model} in training changes its buffer {changed[0]!r}, as spectral norms "
                 "and moving averages do, and a step's batch comes in several passes here: it changes more often than "
                 f"with the script's batches. Where that matters, train each batch {UNDIVIDED}"
             )
+
+    def _summed_buffers(self) -> list[str]:
+        # By name: a codebook may be another tensor in each pass, or be written through ``.data``.
+        return [_summed(layer._buffers.get(name)) for layer, name in self._buffers]
 
     def _look_at_norms(self, step: StepPlan) -> None:
         """Warn of batch norms that see fewer samples at a time than the script gives them."""
@@ -245,3 +249,8 @@ class BatchLooks:
     def _warn(self, message: str) -> None:
         if self._core.generation.group.rank == 0:
             self._core.warn(message)
+
+
+def _summed(tensor: torch.Tensor | None) -> str:
+    """Return the sum of what a tensor holds, as text: no number equals NaN."""
+    return "" if tensor is None else str(tensor.detach().sum(dtype=torch.float64).item())
