@@ -89,7 +89,7 @@ def test_the_tutorial_can_be_followed(tmp_path: Path) -> None:
     try:
         text = TUTORIAL.read_text().replace("7311", str(port.number))
         assert EPOCHS in text
-        for step in STEP.finditer(text.replace(EPOCHS, "remaining_epochs_until(5)")):
+        for step in STEP.finditer(text.replace(EPOCHS, "remaining_epochs_until(10)")):
             kind, content = step[1], step["content"]
             if step["name"]:
                 (tmp_path / step["name"]).write_text(content)
