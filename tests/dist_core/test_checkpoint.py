@@ -286,6 +286,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_a_plain_script_saves_when_it_is_told_to_end_and_goes_on_when_started_again(
     tmp_path: Path, undisturbed: Any, number: signal.Signals, start: Callable[[str, dict[str, str]], Any]
 ) -> None:
+    """Two cold starts of a script."""
     environ = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TRACE_DIR": str(tmp_path)}
     environ |= {"ELASTUNE_CHECKPOINT_DIR": str(tmp_path / "checkpoints")}
     trace = tmp_path / "alone.jsonl"

@@ -104,6 +104,7 @@ HABITS = pytest.mark.parametrize("habit", [classification, generation])
 @HABITS
 @pytest.mark.parametrize("replicas", [1, 2, PAIR, RESCALED])
 def test_the_elastic_trainer_ends_as_the_trainer(habit: Any, replicas: int) -> None:
+    """Two trainings of a language model, once for each kind."""
     expected = in_plain_pytorch(habit)
     results = [each for each in as_trial(habit, replicas) if each is not None]
     assert len(results) == (1 if replicas == 1 else 2)
@@ -113,6 +114,7 @@ def test_the_elastic_trainer_ends_as_the_trainer(habit: Any, replicas: int) -> N
 
 @HABITS
 def test_a_replica_lost_in_an_evaluation_changes_no_number(habit: Any) -> None:
+    """Two trainings of a language model."""
     expected = in_plain_pytorch(habit)
     survivors = with_a_loss(habit, "in an evaluation")
     for found in (survivors[0], survivors[2]):
@@ -245,6 +247,7 @@ def own_schedule(kit: Kit) -> list[float]:
 
 
 def test_a_class_derived_from_ours_may_make_its_own_schedule() -> None:
+    """A training by the trainer, and a trial that grows."""
     expected = in_plain_pytorch(own_schedule)
     for found in as_trial(own_schedule, GROWN):
         assert found == pytest.approx(expected, abs=1e-5)
@@ -323,6 +326,7 @@ def adaptive(kit: Kit) -> list[Any]:
 
 
 def test_a_batch_that_adapts_makes_fewer_steps_that_count_as_the_same_number() -> None:
+    """Two trainings of a language model."""
     plain_steps, plain_evaluations, *_, plain_loss = in_plain_pytorch(adaptive)
     [(global_step, evaluations, largest, steps, loss)] = as_trial(adaptive, 1)
     assert global_step == plain_steps == 600

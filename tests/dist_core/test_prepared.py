@@ -181,6 +181,7 @@ def started(tmp_path: Path, call: str, words: IO[str] | int = subprocess.PIPE) -
 
 @pytest.mark.slow
 def test_each_part_is_made_once_by_all_who_want_it(tmp_path: Path) -> None:
+    """Parts take their time, so that several are made at once."""
     home, call = tmp_path / "home", f"by_process({str(tmp_path / 'home')!r}, {str(tmp_path)!r}, 0.05)"
     several = [started(tmp_path, call) for _ in range(3)]
     for each in several:

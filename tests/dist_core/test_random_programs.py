@@ -61,6 +61,7 @@ def test_a_joiner_trains_alike_where_batches_are_left_out(program: Program) -> N
 @pytest.mark.timeout(7200)
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 def test_no_program_trains_otherwise_without_a_word() -> None:
+    """Many programs are trained in two ways each."""
     told: Counter[str] = Counter()
 
     @settings(

@@ -145,6 +145,7 @@ def preferences(kit: Kit) -> list[float]:
 @pytest.mark.parametrize("replicas", [1, RESCALED])
 @pytest.mark.parametrize("habit", [supervised, preferences])
 def test_an_elastic_trainer_of_trl_ends_as_its_own(habit: Any, replicas: int) -> None:
+    """Two trainings of a language model."""
     expected = in_plain_pytorch(habit)
     results = [each for each in as_trial(habit, replicas) if each is not None]
     assert results

@@ -98,6 +98,7 @@ REQUEST = {"method", "url", "headers", "params", "json", "data", "files", "conte
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_any_request_is_answered_with_what_its_token_opens(site: Site) -> None:
+    """Many requests to each route."""
     schema = schemathesis.openapi.from_dict(described(all_routes(site.service)[0]))
     sent: Counter[str] = Counter()
     for found in schema.get_all_operations():

@@ -50,6 +50,7 @@ def in_replicas_of(view: TrialView, size: int) -> TrialView:
 def test_every_policy_grants_whole_replicas(
     name: str, trials: list[tuple[TrialView, int]], nodes: int, slots: int, order: Any
 ) -> None:
+    """Many snapshots under each policy, of which one searches for its answer."""
     policy = ConstrainedPolicy(compared_policy(name))
     kept = that_fit([in_replicas_of(view, size) for view, size in trials], slots)
     seen = snapshot(*kept, slots=slots, nodes=nodes)

@@ -31,6 +31,7 @@ VALUES = [0.9, 0.8, 0.7, 0.01, 0.02]
 
 
 def test_results_export_import_logs_and_view(experiment: Callable[..., NniExperiment]) -> None:
+    """NNI's manager takes 10 s for each start, and the experiment is viewed after it."""
     made = experiment()
     made.create()
     made.nnictl("experiment", "import", made.id, "-f", _imported(made.folder))
@@ -109,6 +110,7 @@ def test_a_hard_exit_after_the_result_is_success_and_each_final_result_is_kept(
 def test_waiting_and_running_trials_show_as_such_and_can_be_cancelled(
     experiment: Callable[..., NniExperiment],
 ) -> None:
+    """NNI's manager takes 10 s to start."""
     made = experiment(service={"slots": 1})
     # Long enough to be seen running even where `nnictl create` takes a while to return.
     made.environ["STEP_SECONDS"] = "20"
@@ -123,6 +125,7 @@ def test_waiting_and_running_trials_show_as_such_and_can_be_cancelled(
 
 
 def test_trials_that_the_assessor_stops_are_early_stopped(experiment: Callable[..., NniExperiment]) -> None:
+    """NNI's manager takes 10 s to start."""
     code = """
 import time
 import nni
@@ -152,6 +155,7 @@ nni.report_final_result(x)
 
 
 def test_other_commands_run_as_they_are(experiment: Callable[..., NniExperiment]) -> None:
+    """NNI's manager takes 10 s to start."""
     shell = experiment(maxTrialNumber=2, trialCommand="cd . && exec python3 trial.py > said.txt")
     shell.create()
     shell.until_done()
@@ -196,6 +200,7 @@ def test_a_configuration_that_cannot_work_is_refused(experiment: Callable[..., N
 
 
 def test_other_platforms_of_the_environment_still_work(experiment: Callable[..., NniExperiment]) -> None:
+    """NNI's manager takes 10 s to start."""
     made = experiment(maxTrialNumber=1)
     made.config["trainingService"] = {"platform": "local"}
     made.create()
@@ -206,6 +211,7 @@ def test_other_platforms_of_the_environment_still_work(experiment: Callable[...,
 def test_a_study_and_an_experiment_share_one_scheduler(
     experiment: Callable[..., NniExperiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """NNI's manager starts, and a sweep runs beside its experiment."""
     shared = EmbeddedScheduler(tmp_path / "shared", slots=2)
     client: SchedulerClient = shared.start()
     monkeypatch.setenv("ELASTUNE_URL", client.url)
@@ -241,6 +247,7 @@ def test_a_study_and_an_experiment_share_one_scheduler(
 
 
 def test_the_example_runs_as_it_is_written(experiment: Callable[..., NniExperiment]) -> None:
+    """NNI's manager takes 10 s to start."""
     folder = ROOT / "examples" / "nni_experiment"
     config = yaml.safe_load((folder / "experiment.yml").read_text())
     service = config.pop("trainingService")

@@ -111,6 +111,7 @@ def _reported(made: NniExperiment, count: int) -> bool:
 def test_trials_of_a_killed_manager_are_adopted_when_the_experiment_resumes(
     experiment: Callable[..., NniExperiment],
 ) -> None:
+    """NNI's manager takes 10 s for each start, and is started twice."""
     made = experiment(TRAINS, {"maxReplicas": 1}, maxTrialNumber=3)
     _train_until_both_have_reported(made, 3)
     before = {trial["trialJobId"]: made.results(trial["trialJobId"]) for trial in made.trials()}
@@ -129,6 +130,7 @@ def test_trials_of_a_killed_manager_are_adopted_when_the_experiment_resumes(
 
 
 def test_a_killed_driver_and_a_lost_replica_cost_no_trial(experiment: Callable[..., NniExperiment]) -> None:
+    """NNI's manager takes 10 s to start, and its experiment goes on behind two losses."""
     made = experiment(TRAINS, {"maxReplicas": 1}, maxTrialNumber=2)
     _train_until_both_have_reported(made, 2)
     [lost, *_] = [int(path.name) for path in made.notes.iterdir()]
@@ -143,6 +145,7 @@ def test_a_killed_driver_and_a_lost_replica_cost_no_trial(experiment: Callable[.
 
 
 def test_a_trial_grows_when_another_ends_and_reports_once(experiment: Callable[..., NniExperiment]) -> None:
+    """NNI's manager takes 10 s to start, and one trial has to end before another grows."""
     made = experiment(TRAINS, {"minReplicas": 1, "maxReplicas": 2}, maxTrialNumber=1, trialConcurrency=1)
     made.environ |= {"STEP_SECONDS": "0.1", "EPOCHS": "14"}
     made.create()
@@ -155,6 +158,7 @@ def test_a_trial_grows_when_another_ends_and_reports_once(experiment: Callable[.
 
 
 def test_results_go_on_when_the_only_reporting_rank_is_lost(experiment: Callable[..., NniExperiment]) -> None:
+    """NNI's manager takes 10 s to start, and a lost replica is noticed and replaced."""
     made = experiment(TRAINS, {"minReplicas": 2, "maxReplicas": 2}, maxTrialNumber=1, trialConcurrency=1)
     made.environ |= {"STEP_SECONDS": "0.1", "EPOCHS": "10", "RANK_0_ONLY": "1"}
     made.create()
@@ -175,6 +179,7 @@ def test_results_go_on_when_the_only_reporting_rank_is_lost(experiment: Callable
 
 def test_in_the_foreground_an_interrupt_ends_everything(experiment: Callable[..., NniExperiment]) -> None:
     # NNI ends by itself some seconds after the last trial: the third one stays.
+    """NNI's manager takes 10 s to start, and as long to end."""
     stays = "if nni.get_sequence_id() == 2:\n    import time\n    time.sleep(600)\n"
     made = experiment(DICTIONARIES + stays, maxTrialNumber=3)
     process = made.create_in_foreground()

@@ -155,6 +155,7 @@ trainer.train()
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_an_experiment_hears_a_trainer_that_loses_a_replica(experiment: Callable[..., NniExperiment]) -> None:
+    """NNI's manager takes 10 s to start, and the trainer goes on behind a loss."""
     pytest.importorskip("transformers")
     made = experiment(
         TRAINER,

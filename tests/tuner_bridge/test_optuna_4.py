@@ -19,6 +19,7 @@ PART = "storages or TestElastic or constraints or terminator or artifacts or sev
 
 
 def test_the_oldest_optuna_keeps_the_contract_too(tmp_path: Path) -> None:
+    """The contract's tests once more, in a process of their own."""
     installed = subprocess.run(
         [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(tmp_path), f"optuna=={OLDEST}"],
         capture_output=True,

@@ -59,6 +59,7 @@ def experiment(tmp_path: Path) -> Iterator[NniExperiment]:
 
 @needs_browser
 def test_nnis_page_shows_elastic_trials(experiment: NniExperiment, tmp_path: Path) -> None:
+    """NNI's manager and a browser start, and trials have to run meanwhile."""
     experiment.environ["STEP_SECONDS"] = "3"
     experiment.create()
     experiment.until(lambda: "RUNNING" in experiment.states(), "a trial to run")
@@ -75,6 +76,7 @@ def test_nnis_page_shows_elastic_trials(experiment: NniExperiment, tmp_path: Pat
 
 @needs_browser
 def test_optunas_dashboard_shows_replicas_and_goodput(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A browser starts, and trials have to run meanwhile."""
     monkeypatch.setenv("EPOCHS", "24")
     storage = f"sqlite:///{tmp_path / 'study.db'}"
     study = optuna.create_study(study_name="shown", storage=storage)

@@ -537,6 +537,7 @@ def test_members_outlive_processes_that_are_killed_and_train_each_sample_once(tm
 def test_a_population_whose_driver_is_killed_and_interrupted_goes_on_and_trains_each_sample_once(
     tmp_path: Path,
 ) -> None:
+    """A population of real trainings is begun three times."""
     sweep = Sweep(tmp_path, trials=5, script=POPULATION)
 
     def has_exploited(times: int) -> bool:

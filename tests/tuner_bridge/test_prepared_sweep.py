@@ -13,6 +13,7 @@ from tuner_bridge import optimize
 
 @pytest.mark.slow
 def test_a_studys_trials_prepare_their_data_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of the data take their time, so that several are made at once."""
     monkeypatch.setenv("PREPARED_NOTES", str(tmp_path))
     study = optuna.create_study(study_name="all/of it", sampler=optuna.samplers.RandomSampler(seed=0))
     options = {"n_jobs": 2, "slots": 2, "state_dir": tmp_path / "state"}

@@ -94,6 +94,7 @@ def tell_environment(trial: Any) -> float:
 def test_trials_of_a_shared_scheduler_have_their_sweeps_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A scheduler starts, and cold replicas."""
     command = [sys.executable, "-m", "scheduler.cli", "up", "--state-dir", str(tmp_path / "up"), "--slots", "1"]
     scheduler = subprocess.Popen(
         [*command, "--port", "0"],

@@ -126,6 +126,7 @@ def trained_plainly(folder: str, learning_rate: float) -> float:
 @pytest.mark.usefixtures("folder")
 class TestWithReplicas:
     def test_its_values_are_those_of_the_trainer(self, tmp_path: Path) -> None:
+        """A search over trainings of a language model."""
         from tuner_bridge.huggingface import search
 
         best = search(

@@ -75,6 +75,7 @@ def test_public_docstrings_tell_of_each_parameter(package: ModuleType) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_tutorial_can_be_followed(tmp_path: Path) -> None:
+    """A dozen commands, each a process that imports what it needs; four of them train."""
     environ = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",

@@ -32,6 +32,7 @@ def test_a_trial_by_hand_grows_and_trains_each_epoch_once(cluster: Installed) ->
 
 @pytest.mark.timeout(300)
 def test_a_sweep_runs_from_this_machine(cluster: Installed, tmp_path: Path) -> None:
+    """Pods start for each of its trials."""
     shutil.copy(EXAMPLES / "sweep.py", tmp_path)
     said = cluster.sweep("sweep.py", "3", folder=tmp_path)
     found = re.search(r"best: accuracy ([0-9.]+)", said)

@@ -27,6 +27,7 @@ nni.report_final_result(x + 10)
 def test_an_experiment_reaches_the_scheduler_in_the_cluster(
     cluster: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """NNI's manager takes 10 s to start, and pods as long."""
     monkeypatch.setenv("ELASTUNE_URL", cluster.url)
     monkeypatch.setenv("ELASTUNE_TOKEN", cluster.token)
     experiment = NniExperiment(tmp_path, REPORTS, {"maxTrialNumber": 2}, {})

@@ -36,6 +36,7 @@ TRIALS = 5
     "ELASTUNE_TEST_CLUSTER" not in os.environ, reason="ELASTUNE_TEST_CLUSTER names no way to kill nodes"
 )
 def test_a_sweep_survives_what_clusters_do(cluster: Installed, tmp_path: Path) -> None:
+    """The cluster takes 40 s to report a lost node, and as long to be told of its return."""
     folder = tmp_path / "project"
     folder.mkdir()
     shutil.copy(CODE / "sweep.py", folder / "tune.py")

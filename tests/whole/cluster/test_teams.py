@@ -190,6 +190,7 @@ def test_code_on_a_volume_is_found_where_it_is(cluster: Installed) -> None:
 
 
 def test_a_pod_of_higher_priority_takes_slots_and_the_trial_goes_on(cluster: Installed) -> None:
+    """Pods are preempted with a grace period, and start again."""
     stranger("wide", 4, nodeSelector=on(2))
     digest = cluster.code()
     command = ["python", "/code/steady.py"]

@@ -72,6 +72,7 @@ def test_what_makes_no_sense_is_refused_at_the_door(cluster: Installed) -> None:
 
 
 def test_it_grows_is_drained_and_shrinks_while_survivors_train_on(cluster: Installed) -> None:
+    """Pods start, and are drained with a grace period."""
     steady(cluster, "elastic", maxReplicas=1)
     running("elastic", 1)
     (first,) = replicas_of("elastic")
@@ -128,6 +129,7 @@ def tried(name: str, words: str) -> list[str]:
 
 
 def test_a_replica_of_two_pods_comes_and_goes_whole(cluster: Installed) -> None:
+    """Two pods start three times."""
     steady(cluster, "large", how="sharded", slotsPerReplica=2, maxReplicas=1)
     try:
         running("large", 1)
@@ -155,6 +157,7 @@ def test_a_replica_of_two_pods_comes_and_goes_whole(cluster: Installed) -> None:
 
 
 def test_a_trial_comes_to_another_layout_by_its_checkpoint(cluster: Installed) -> None:
+    """Pods of one layout leave before those of the other start: 10 s each time."""
     apply(quota("gpus", {"requests.nvidia.com/gpu": "2"}))
     try:
         until(lambda: objects("resourcequotas", "gpus")[0].get("status", {}).get("used"), 15.0, "the quota is counted")
@@ -182,6 +185,7 @@ def test_a_trial_comes_to_another_layout_by_its_checkpoint(cluster: Installed) -
 
 
 def test_a_fork_begins_on_one_node_with_the_state_of_a_trial_that_trains_on_another(cluster: Installed) -> None:
+    """Pods start one after another."""
     one_slot_a_node(cluster)
     steady(cluster, "origin", maxReplicas=1)
     running("origin", 1)
@@ -205,6 +209,7 @@ def test_a_fork_begins_on_one_node_with_the_state_of_a_trial_that_trains_on_anot
 
 
 def test_what_a_namespaces_quota_leaves_is_all_that_is_given_away(cluster: Installed) -> None:
+    """Two quotas come into force and go, and what they held back starts."""
     steady(cluster, "modest", maxReplicas=1)
     running("modest", 1)
     apply(quota("gpus", {"requests.nvidia.com/gpu": "1"}))
@@ -226,6 +231,7 @@ def test_what_a_namespaces_quota_leaves_is_all_that_is_given_away(cluster: Insta
 
 
 def test_a_pod_that_the_cluster_refuses_is_given_up_and_the_trial_goes_on(cluster: Installed) -> None:
+    """Two pods start, and one is given up after a while."""
     steady(cluster, "stuck", maxReplicas=1)
     running("stuck", 1)
     # One for some kinds of pods only, of which nobody but the API server knows whom it concerns.
@@ -288,6 +294,7 @@ def open_slots(cluster: Installed, node: str) -> int:
 
 @pytest.mark.skipif("ELASTUNE_TEST_CLUSTER" not in os.environ, reason="nobody has said how to kill a node here")
 def test_when_a_node_is_lost_the_replicas_on_the_others_train_on(cluster: Installed) -> None:
+    """The cluster takes 40 s to report a lost node."""
     one_slot_a_node(cluster)
     steady(cluster, "spread", minReplicas=1, maxReplicas=2)
     running("spread", 2)
@@ -329,6 +336,7 @@ def lost_at(node: str) -> float | None:
 
 
 def test_the_scheduler_that_stands_by_takes_over_and_adopts_everything(cluster: Installed) -> None:
+    """The lease of the one that led has to run out."""
     until(lambda: len(schedulers()) == 2, 30.0, "two schedulers run")
     steady(cluster, "watched", maxReplicas=2)
     running("watched", 2)

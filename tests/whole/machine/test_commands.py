@@ -56,6 +56,7 @@ def assert_trained_once(rig: Rig, trial_id: str, epochs: int = EPOCHS) -> None:
 
 @pytest.mark.slow
 def test_one_that_comes_too_late_comes_again(rig: Rig) -> None:
+    """An epoch lasts as long as one that joins takes to come too late."""
     trial_id = submit(rig, 1, LATE, EPOCHS="20", LATE_SECONDS="3")
     rig.until_size(trial_id, 1)
     rig.want(trial_id, 2)
@@ -68,6 +69,7 @@ def test_one_that_comes_too_late_comes_again(rig: Rig) -> None:
 
 @pytest.mark.slow
 def test_one_that_leaves_does_not_end_the_trial_and_a_paused_one_goes_on_where_it_was(rig: Rig) -> None:
+    """Three cold starts of a command."""
     trial_id = submit(rig, 2, CODE, STEP_SECONDS="0.05")
     rig.until_size(trial_id, 2)
     rig.until_step(5)
@@ -82,6 +84,7 @@ def test_one_that_leaves_does_not_end_the_trial_and_a_paused_one_goes_on_where_i
 
 @pytest.mark.slow
 def test_a_killed_one_is_left_behind(rig: Rig) -> None:
+    """Two cold starts of a command."""
     trial_id = submit(rig, 2, CODE, DIE_IN="all-reduce", DIE_RANK="1", STEP_SECONDS="0.05")
     rig.until_size(trial_id, 2)
     assert_trained_once(rig, trial_id)

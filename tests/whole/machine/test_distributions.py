@@ -127,6 +127,7 @@ def test_wheels_for_a_machine_without_a_network_are_few_and_install_from_their_f
 
 def test_the_demo_runs_where_nothing_else_is_installed(built: Built, empty: Path, tmp_path: Path) -> None:
     # What they need comes as for a newcomer who has unpacked the sdist; then the wheel takes the sources' place.
+    """Installs an environment, and runs the demo in it."""
     run(["bash", "scripts/setup.sh", "demo"], built.unpacked, VENV=str(empty.parent.parent), PYTHON=sys.executable)
     install: list[str | Path] = [empty, "-m", "pip", "install", "-q", "--force-reinstall", "--no-deps"]
     run([*install, built.wheel], tmp_path)

@@ -178,6 +178,7 @@ def test_a_replica_killed_while_it_writes_a_checkpoint_leaves_the_one_before(
 def test_a_killed_fork_server_costs_the_trial_nothing(
     tmp_path: Path, request: pytest.FixtureRequest, undisturbed: list[float]
 ) -> None:
+    """The next server imports torch anew."""
     rig = Rig(tmp_path)
     request.addfinalizer(rig.close)
     trial_id = rig.submit(2)

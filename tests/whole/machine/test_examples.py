@@ -19,6 +19,7 @@ from tests.support.scripts import run_python
 
 @pytest.mark.parametrize(("trials", "how"), [(1, ["--how", "stages"]), (1, ["--how", "sharded"]), (2, [])])
 def test_a_small_gpt_is_tuned_over_two_slots_a_trial(tmp_path: Path, trials: int, how: list[str]) -> None:
+    """Trials of a language model."""
     script = str(ROOT / "examples" / "gpt.py")
     done = run_python(
         tmp_path, script, "--trials", str(trials), *how, environ={"GPT_EPOCHS": "1", "GPT_SAMPLES": "256"}

@@ -79,6 +79,7 @@ def test_one_lost_process_takes_its_replica_along_and_the_other_trains_on(
 def test_a_lost_process_of_the_only_replica_is_a_restart_from_the_checkpoint(
     rig: Rig, undisturbed: list[float], how: str
 ) -> None:
+    """The loss is noticed, and two processes start again."""
     trial_id = rig.submit(1, entrypoint=CODE, slots_per_replica=2, HOW=how, STEP_SECONDS="0.08")
     rig.until_size(trial_id, 2)
     rig.until_step(14)
@@ -90,6 +91,7 @@ def test_a_lost_process_of_the_only_replica_is_a_restart_from_the_checkpoint(
 
 @pytest.mark.slow
 def test_a_trial_goes_on_with_any_layout_that_it_is_given(rig: Rig, undisturbed: list[float]) -> None:
+    """It starts anew with each of five layouts."""
     trial_id = rig.submit(1, entrypoint=CODE, layout="1", replica_sizes=(1, 2, 4), HOW="chosen", STEP_SECONDS="0.05")
     rig.until_size(trial_id, 1)
     for slots, layout in (

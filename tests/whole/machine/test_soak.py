@@ -132,6 +132,7 @@ def run_to_its_end(sweep: Sweep, vandal: Vandal, stop_at: float) -> dict[int, An
 
 
 def test_nothing_is_lost_under_random_faults(tmp_path: Path) -> None:
+    """As long as ELASTUNE_SOAK_MINUTES says."""
     seed = int(os.environ.get("ELASTUNE_SOAK_SEED", "0"))
     vandal = Vandal(seed)
     began = time.monotonic()

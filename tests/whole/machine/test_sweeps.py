@@ -34,6 +34,7 @@ def sweep(tmp_path: Path) -> Iterator[Sweep]:
 
 @pytest.mark.parametrize("victims", ["driver", "scheduler", "driver then scheduler"])
 def test_a_killed_sweep_is_finished_without_losing_anything(sweep: Sweep, victims: str) -> None:
+    """A sweep is begun twice, and what was killed is noticed in between."""
     process = sweep.start()
     sweep.until(lambda: len(sweep.finished()) >= 1)
     before = sweep.finished()
@@ -52,6 +53,7 @@ def test_a_killed_sweep_is_finished_without_losing_anything(sweep: Sweep, victim
 
 
 def test_ctrl_c_ends_at_once_and_the_sweep_can_be_resumed(sweep: Sweep) -> None:
+    """A sweep is begun twice."""
     process = sweep.start()
     sweep.until(lambda: len(sweep.finished()) >= 1)
     before = sweep.finished()
@@ -81,6 +83,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_disk_that_fills_up_and_is_emptied_again_costs_nothing_finished(
     tmp_path: Path, small_disk: Path, request: pytest.FixtureRequest
 ) -> None:
+    """The sweep has to run into the full disk, and behind it."""
     sweep = Sweep(tmp_path, state=small_disk / "state")
     process = sweep.start()
     request.addfinalizer(sweep.end)
@@ -106,6 +109,7 @@ def test_a_state_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_replicas_that_nobody_owns_any_more_end_by_their_lease(sweep: Sweep) -> None:
+    """Nobody ends them before their lease runs out, 20 s after the last word of their owner."""
     process = sweep.start()
     sweep.until(lambda: len(sweep.finished()) >= 1)
     sweep.until(lambda: len(sweep.left_over()) >= 2)
@@ -117,6 +121,7 @@ def test_replicas_that_nobody_owns_any_more_end_by_their_lease(sweep: Sweep) -> 
 
 
 def test_two_sweeps_share_one_scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two whole sweeps."""
     home = tmp_path / "home"
     command = [sys.executable, "-m", "scheduler.cli", "up", "--slots", "3", "--port", "0"]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "ELASTUNE_HOME": str(home), "OMP_NUM_THREADS": "1"}

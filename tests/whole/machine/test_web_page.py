@@ -268,6 +268,7 @@ def test_trials_are_found_sorted_and_compared(seen: Seen) -> None:
 
 
 def test_the_page_reads_well_for_everybody(seen: Seen, over: Scheduler, tmp_path: Path) -> None:
+    """A browser opens each view in each theme and width."""
     script = AXE.read_text()
     serious: dict[str, Any] = {}
     with over.client() as client:
@@ -314,6 +315,7 @@ def test_it_can_be_used_without_a_mouse(seen: Seen) -> None:
 
 
 def test_every_view_follows_a_sweep_that_runs_and_acts_on_it(seen: Seen, over: Scheduler) -> None:
+    """The sweep has to run while its views are looked at."""
     sweep = over.sweep("gamma", trials=6, epochs=80)
     try:
         seen.page.locator(".list.training li").first.wait_for(timeout=60_000)
@@ -370,6 +372,7 @@ def test_every_view_follows_a_sweep_that_runs_and_acts_on_it(seen: Seen, over: S
 
 
 def test_a_report_is_a_point_on_the_screen_soon(seen: Seen, over: Scheduler) -> None:
+    """A browser starts, and a sweep has to report meanwhile."""
     sweep = over.sweep("delta", trials=2, epochs=90)
     try:
         with over.client() as client:
@@ -389,6 +392,7 @@ def test_a_report_is_a_point_on_the_screen_soon(seen: Seen, over: Scheduler) -> 
 
 
 def test_simulating_what_other_policies_would_have_done(seen: Seen) -> None:
+    """A browser starts, and a sweep is simulated under each policy."""
     seen.open("cluster")
     seen.page.get_by_role("button", name="Simulate from the record").click()
     seen.page.get_by_text("fair_share").wait_for(timeout=120_000)

@@ -99,6 +99,7 @@ def test_agents_of_a_job_run_in_containers_that_have_a_python_of_their_own(tmp_p
 
 
 def test_replicas_outlive_their_scheduler_and_the_next_one_has_them(tmp_path: Path) -> None:
+    """Two jobs start one after the other, and training has to outlast the first."""
     with allocation() as job, up(tmp_path, environ=job) as scheduler:
         trial = scheduler.submit("5:5", 12)
         scheduler.until_state(trial, "running")
@@ -132,6 +133,7 @@ def test_an_agent_that_is_killed_is_started_again_and_its_trial_goes_on(tmp_path
 
 
 def test_a_node_that_dies_costs_its_replicas_and_nobody_else(tmp_path: Path) -> None:
+    """Its silence is waited for before it is believed dead."""
     cluster = os.environ["ELASTUNE_TEST_SLURM"]
     with allocation("--no-kill") as job, up(tmp_path, environ=job) as scheduler:
         trial = scheduler.submit("1:8", 10_000)

@@ -109,6 +109,7 @@ class Vandal:
 
 
 def test_nothing_is_lost_and_nothing_runs_twice_under_random_faults(tmp_path: Path) -> None:
+    """A fault and its recovery take half a minute."""
     seed = int(os.environ.get("ELASTUNE_FAULT_SEED", "1"))
     vandal = Vandal(seed)
     (tmp_path / "sweep.py").write_text(SWEEP)

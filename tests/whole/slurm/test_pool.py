@@ -37,6 +37,7 @@ if __name__ == "__main__":
 
 
 def test_the_pool_grows_with_a_trial_and_is_given_back(tmp_path: Path) -> None:
+    """Jobs start, are named anew after half a minute, and end; the queue is looked at every few seconds."""
     with up(tmp_path, "--slurm", POOL) as scheduler:
         assert jobs() == []
         trial = scheduler.submit("2:4", 60)
@@ -53,6 +54,7 @@ def test_the_pool_grows_with_a_trial_and_is_given_back(tmp_path: Path) -> None:
 
 
 def test_a_sweep_of_somebody_who_joins_runs_in_the_pool(tmp_path: Path) -> None:
+    """A job of the pool takes 10 s to start."""
     (tmp_path / "tune.py").write_text(SWEEP)
     with up(tmp_path, "--slurm", POOL) as scheduler:
         environ = {**os.environ, **joining(scheduler)}
@@ -85,6 +87,7 @@ def assert_no_token_can_be_seen_by_others(scheduler: Up) -> None:
 
 
 def test_no_token_can_be_seen_by_others_and_a_job_that_somebody_cancels_is_a_loss_like_others(tmp_path: Path) -> None:
+    """Jobs start, are cancelled, and start again."""
     with up(tmp_path, "--slurm", POOL) as scheduler:
         trial = scheduler.submit("2:2", 400)
         scheduler.until_state(trial, "running")
@@ -97,6 +100,7 @@ def test_no_token_can_be_seen_by_others_and_a_job_that_somebody_cancels_is_a_los
 
 
 def test_preemption_makes_a_trial_wait_with_a_reason_and_it_goes_on_from_where_it_was(tmp_path: Path) -> None:
+    """Slurm preempts and requeues in its own time: half a minute."""
     with up(tmp_path, "--slurm", POOL) as scheduler:
         trial = scheduler.submit("2:2", 3000)
         scheduler.until_state(trial, "running")
@@ -120,6 +124,7 @@ def test_preemption_makes_a_trial_wait_with_a_reason_and_it_goes_on_from_where_i
 
 
 def test_a_controller_that_is_away_stops_no_trial_and_no_job_is_asked_for_twice(tmp_path: Path) -> None:
+    """Commands to a controller that is away take their time to fail."""
     home = Path(os.environ["SLURM_CONF"]).parent
     with up(tmp_path, "--slurm", POOL) as scheduler:
         trial = scheduler.submit("1:1", 10_000)
@@ -160,6 +165,7 @@ def test_a_time_limit_that_is_near_has_replicas_save_and_move_on(tmp_path: Path)
 
 
 def test_a_scheduler_that_is_killed_finds_its_pool_again_and_another_ones_is_not_touched(tmp_path: Path) -> None:
+    """Two schedulers and their jobs start."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     with up(tmp_path / "a", "--slurm", POOL) as first, up(tmp_path / "b", "--slurm", POOL) as second:
@@ -180,6 +186,7 @@ def test_a_scheduler_that_is_killed_finds_its_pool_again_and_another_ones_is_not
 
 
 def test_nodes_that_share_no_files_get_the_code_and_send_the_logs_back(tmp_path: Path) -> None:
+    """A job of the pool takes 10 s to start."""
     with up(tmp_path, "--slurm", POOL, "--no-shared-files") as scheduler:
         trial = scheduler.submit("2:2", 5)
         scheduler.until_state(trial, "succeeded", 90.0)
@@ -191,6 +198,7 @@ def test_nodes_that_share_no_files_get_the_code_and_send_the_logs_back(tmp_path:
 
 
 def test_what_a_trial_has_learned_follows_it_to_nodes_that_share_no_files(tmp_path: Path) -> None:
+    """Jobs start one after another, and files travel between them."""
     with up(tmp_path, "--slurm", POOL, "--no-shared-files") as scheduler:
         trial = scheduler.submit("1:1", 10_000)
         scheduler.until_state(trial, "running", 90.0)
@@ -224,6 +232,7 @@ def test_slot_hours_agree_with_slurms_own(tmp_path: Path) -> None:
 
 
 def test_an_nni_experiment_runs_in_the_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NNI's manager takes 10 s to start, and a job of the pool as long."""
     (tmp_path / "nni").mkdir()
     with up(tmp_path, "--slurm", POOL) as scheduler:
         server = json.loads((scheduler.state / "server.json").read_text())
@@ -241,6 +250,7 @@ def test_an_nni_experiment_runs_in_the_pool(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_sweep_alone_has_a_pool_of_its_own_which_ends_with_it(tmp_path: Path) -> None:
+    """A job of the pool takes 10 s to start."""
     (tmp_path / "tune.py").write_text(SWEEP)
     environ = {**os.environ, "ELASTUNE_SLURM": POOL, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
