@@ -1,5 +1,6 @@
 # Everything a newcomer or CI runs. `make setup` builds .venv once and again when requirements change.
 PYTHON ?= python3
+OLDEST_PYTHON ?= $(PYTHON)
 VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
@@ -23,7 +24,7 @@ help:
 	@echo "make test-gpu  run the tests that need an NVIDIA GPU; some need two"
 	@echo "make test-cluster  run the tests on the Kubernetes cluster that KUBECONFIG names"
 	@echo "make test-slurm  run the tests on the Slurm that SLURM_CONF names: one of your own, where you are root"
-	@echo "make test-oldest  a part of the training core's tests with the oldest torch, in an environment of their own"
+	@echo "make test-oldest  a part of the training core's tests with the oldest torch, and with OLDEST_PYTHON=python3.10"
 	@echo "make explore   the property tests with other examples than make test's"
 	@echo "make coverage  which lines make test runs, in every process that it starts"
 	@echo "make check     ruff, mypy, the import contracts, spelling and prose"
@@ -75,7 +76,7 @@ test-slurm: setup
 	$(BIN)/python -m pytest -m "$(SLURM_TESTS)"
 
 $(VENV)-oldest/.ready: scripts/setup.sh requirements/locked.txt pyproject.toml
-	@PYTHON="$(PYTHON)" VENV="$(VENV)-oldest" bash scripts/setup.sh oldest
+	@PYTHON="$(OLDEST_PYTHON)" VENV="$(VENV)-oldest" bash scripts/setup.sh oldest
 
 test-oldest: $(VENV)-oldest/.ready
 	$(VENV)-oldest/bin/python -m pytest -p no:cacheprovider $(addprefix tests/dist_core/test_,$(addsuffix .py,\

@@ -15,9 +15,11 @@ fail() { echo "setup: $1" >&2; exit 1; }
 
 command -v git >/dev/null || fail "git is missing; install it with your system's package manager"
 command -v "$PYTHON" >/dev/null ||
-    fail "$PYTHON is missing; install Python 3.11 or newer, or name it: make PYTHON=/path/to/python3.12"
-"$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-    fail "$PYTHON is $("$PYTHON" -V 2>&1); Python 3.11 or newer is needed: make PYTHON=/path/to/python3.12"
+    fail "$PYTHON is missing; install Python 3.10 or newer, or name it: make PYTHON=/path/to/python3.12"
+"$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+    fail "$PYTHON is $("$PYTHON" -V 2>&1); Python 3.10 or newer is needed: make PYTHON=/path/to/python3.12"
+# The pinned releases of others are for 3.11 and newer; an older Python takes what still supports it.
+PINNED=$("$PYTHON" -c 'import sys; print("requirements/locked.txt" * (sys.version_info >= (3, 11)))')
 "$PYTHON" -c 'import venv, ensurepip' 2>/dev/null ||
     fail "$PYTHON has no venv module; on Debian and Ubuntu: apt install python3-venv"
 
@@ -60,12 +62,18 @@ sys.exit(version('torch').split('+')[0] != '$TORCH')" 2>/dev/null; then
 fi
 if [ "$WHAT" = demo ]; then
     echo "setup: installing what the demo needs"
-    install -c requirements/locked.txt -e ".[optuna,pictures]" scikit-learn
+    install ${PINNED:+-c "$PINNED"} -e ".[optuna,pictures]" scikit-learn
     touch "$VENV/.demo"
 else
-    echo "setup: installing the pinned dependencies"
-    install -r requirements/locked.txt
-    install --no-deps -e .
+    if [ -n "$PINNED" ]; then
+        echo "setup: installing the pinned dependencies"
+        install -r "$PINNED"
+        install --no-deps -e .
+    else
+        [ "$WHAT" = oldest ] || fail "the tests need Python 3.11 or newer, and this is $("$PYTHON" -V)"
+        echo "setup: installing the newest dependencies that there are for $("$PYTHON" -V)"
+        install -e ".[optuna,prepared]" expecttest hypothesis pytest pytest-timeout pytest-xdist
+    fi
     if [ "$WHAT" = oldest ]; then
         :
     elif command -v npm >/dev/null; then

@@ -12,7 +12,6 @@ newer copy replaces one that waits.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
@@ -27,6 +26,7 @@ from typing import Any
 import torch
 
 from dist_core.errors import InvalidCheckpoint
+from dist_core.older_python import sha256_of
 from dist_core.state.copies import Copies, Copying, host_memory_for
 from dist_core.state.manifests import (
     BOOT,
@@ -86,7 +86,7 @@ def flush(path: Path) -> None:
     """Have a checkpoint outlive the machine's memory: flush its state, and give it its checksum. Raises OSError."""
     with open(path / STATE, "rb") as file:
         os.fsync(file.fileno())
-        checksum = hashlib.file_digest(file, "sha256").hexdigest()
+        checksum = sha256_of(file)
     manifest = {key: value for key, value in json.loads((path / MANIFEST).read_text()).items() if key != BOOT}
     arriving = path / f"{MANIFEST}-{os.getpid()}"
     with open(arriving, "w") as file:
@@ -116,7 +116,7 @@ def verify(path: Path, manifest: dict[str, Any]) -> None:
         return
     try:
         with open(path / STATE, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            digest = sha256_of(file)
     except OSError as error:
         raise InvalidCheckpoint(f"checkpoint {path} cannot be read: {error}") from error
     if manifest.get(CHECKSUM) != digest:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from dist_core.life import Listener
+from dist_core.older_python import qualified_name
 from dist_core.state.position import Position
 from dist_core.state.script_variables import (
     NUMBERS_AND_TEXTS,
@@ -157,7 +158,7 @@ def _numbers_by_function() -> dict[str, tuple[FrameType, dict[str, Any]]]:
             for name, value in variables.items()
             if type(value) in (int, float) or _is_a_number(value)
         }
-        by_function[f"{frame.f_code.co_qualname}:{frame.f_code.co_firstlineno}"] = frame, numbers
+        by_function[f"{qualified_name(frame.f_code)}:{frame.f_code.co_firstlineno}"] = frame, numbers
     return by_function
 
 

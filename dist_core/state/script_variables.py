@@ -27,6 +27,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 
 from dist_core.life import Listener
+from dist_core.older_python import qualified_name
 from dist_core.state.position import Position
 
 _DEPTH = 2
@@ -318,7 +319,7 @@ def users_frame(frame: FrameType | None) -> FrameType | None:
 
 
 def _name_of(code: CodeType) -> str:
-    return f"{code.co_qualname}:{code.co_firstlineno}"
+    return f"{qualified_name(code)}:{code.co_firstlineno}"
 
 
 def _is_leaf(value: Any) -> bool:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dist_core.errors import InvalidTraining, RunAgain
 from dist_core.generations.process_groups import ReplicaGroup
 from dist_core.trial.current import get_core
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class _Addend:

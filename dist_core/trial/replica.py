@@ -36,6 +36,7 @@ from dist_core.link.environment import (
     standalone_world,
 )
 from dist_core.link.news import News
+from dist_core.older_python import add_note
 from dist_core.state.counts import LoopSums
 from dist_core.state.memory_limit import MemoryLimit
 from dist_core.state.persistence import Persistence
@@ -312,7 +313,7 @@ class Replica:
         """Add to an error of the training loop what of its batch, or of the gradients that it sees, is the trial's."""
         if isinstance(error, Exception) and not isinstance(error, DistCoreError):
             for note in self.habits.notes(error):
-                error.add_note(note)
+                add_note(error, note)
 
     def free_device_memory(self) -> None:
         release_cached_memory()

@@ -127,7 +127,7 @@ def action_routes(service: Service, access: ClientAccess) -> APIRouter:
                 record.spec.more_epochs + body.more_epochs if body.forks else 0,
             )
             refusal = await service.wishes.make(study, wish, DRIVER_SECONDS)
-        except TimeoutError:
+        except asyncio.TimeoutError:
             raise HTTPException(
                 409,
                 f"the driver of study {study!r} did not answer; start its sweep again with resume=True, then retry",

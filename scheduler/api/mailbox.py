@@ -56,7 +56,7 @@ class Mailbox:
         self.notify(study)
         try:
             await asyncio.wait_for(question.answered.wait(), wait_seconds)
-        except TimeoutError:
+        except asyncio.TimeoutError:
             return None
         self._questions.pop(document["id"], None)
         return question.answer

@@ -172,7 +172,7 @@ def replica_routes(service: Service) -> list[HotRoute]:
             left = deadline - service.clock()
             if news is not None or left <= 0:
                 return news
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(changed.wait(), left)
 
     @hot.get("/watch", Watch)

@@ -18,7 +18,7 @@ come with somebody else's code, and a scheduler that it named would be sent toke
 from __future__ import annotations
 
 import os
-import tomllib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,11 @@ from typing import Any
 import platformdirs
 
 from scheduler.errors import SchedulerError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 FILE = "elastune.toml"
 KEYS = frozenset({"url", "token_file", "token_env", "state_dir"})

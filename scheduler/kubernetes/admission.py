@@ -169,7 +169,7 @@ def shared_certificate(api: ClusterApi, namespace: str, secret: str, names: Sequ
     """Return the certificate that all of the scheduler's pods serve, from the secret that the first of them fills."""
 
     def make() -> dict[str, bytes]:
-        made = make_certificate(names, datetime.datetime.now(datetime.UTC))
+        made = make_certificate(names, datetime.datetime.now(datetime.timezone.utc))
         return {"tls.crt": made.certificate, "tls.key": made.key}
 
     kept = shared_secret(api, namespace, secret, ("tls.crt", "tls.key"), make)

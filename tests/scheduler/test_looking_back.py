@@ -22,7 +22,7 @@ from trials.spec import TrialSpec
 from trials.store import sql_store
 from trials.store.base import HistoryEntry, SlotInterval
 
-UTC = datetime.UTC
+UTC = datetime.timezone.utc
 
 
 def record(trial_id: str, submitted_at: float = 0.0, finished_at: float | None = None, study: str = "s") -> TrialRecord:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dist_core.older_python import add_note
 from scheduler.errors import SchedulerUnreachable
 from tests.support.scripts import run_python
 from tests.support.waiting import until
@@ -129,7 +130,7 @@ def test_only_our_own_errors_end_plainly() -> None:
     for other in (ValueError("x"), TrialLost("gone"), KeyboardInterrupt()):
         assert ending_of(other, None) is None
     interrupt = KeyboardInterrupt()
-    interrupt.add_note(INTERRUPTED)
+    add_note(interrupt, INTERRUPTED)
     assert ending_of(interrupt, None) == ""
 
 

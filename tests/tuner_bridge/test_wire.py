@@ -57,7 +57,7 @@ def test_arrays_and_scalars_keep_type_and_shape(array: Any) -> None:
     np.testing.assert_array_equal(back, array)
 
 
-class Act(str, enum.Enum):  # noqa: UP042  # as scripts write it; StrEnum is its text already
+class Act(str, enum.Enum):  # as scripts write it; StrEnum is its text already
     RELU = "relu"
 
 

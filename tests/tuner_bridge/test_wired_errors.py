@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dist_core.older_python import ExceptionGroup, add_note
 from tuner_bridge.errors import RemoteTrialError
 from tuner_bridge.in_replica.wire import LONGEST_WORDS, decode_exception, encode_exception
 
@@ -85,7 +86,7 @@ def test_what_an_error_knows_beside_its_words_arrives() -> None:
 
 def test_groups_arrive_with_their_members_and_notes() -> None:
     inner = ValueError("bad")
-    inner.add_note("seen in fold 3")
+    add_note(inner, "seen in fold 3")
     group = wired(ExceptionGroup("several", [inner, ExceptionGroup("more", [OSError(28, "full", "/data")])]))
     assert isinstance(group, ExceptionGroup)
     assert str(group) == "several (2 sub-exceptions)"

@@ -13,7 +13,8 @@ MOST_SLOTS = 4096
 MOST_REPLICAS = 2 * MOST_SLOTS
 
 
-class Phase(enum.StrEnum):
+class Phase(str, enum.Enum):
+    __str__ = str.__str__
     STARTING = "starting"
     RUNNING = "running"
     ENDED = "ended"

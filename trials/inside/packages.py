@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tarfile
 import tempfile
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_core.link.client import ControlChannel
+from dist_core.older_python import sha256_of
 
 OF_INSTALLATION = ("site-packages", "dist-packages", "lib/python")
 
@@ -30,7 +30,7 @@ def unpack(channel: ControlChannel, digest: str, folder: Path) -> None:
         packed = Path(scratch) / "package"
         channel.download("/package", packed)
         with open(packed, "rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+            found = sha256_of(file)
         if found != digest:
             raise OSError(f"its digest is {found}, it should be {digest}")
         folder.mkdir(parents=True, exist_ok=True)

@@ -13,8 +13,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from dist_core.older_python import BaseExceptionGroup, add_note
 from tuner_bridge.errors import InvalidValue, RemoteTrialError
 
+_BASES = ("builtins", "exceptiongroup")
+"""Modules of exceptions that others derive theirs from."""
 NOT_A_NUMBER = "NotANumber"
 """Type of the error of a trial that diverged: its value is none, and nothing was raised."""
 DEEPEST = 60
@@ -196,7 +199,7 @@ def decode_exception(document: Mapping[str, Any]) -> Exception:
     if error is None:
         error = RemoteTrialError(f"{document['name']}: {decode_value(document['message'])}")
     for note in document.get("notes", ()):
-        BaseException.add_note(error, str(decode_value(note)))
+        add_note(error, str(decode_value(note)))
     return error
 
 
@@ -204,7 +207,7 @@ def _made_again(document: Mapping[str, Any]) -> Exception | None:
     kind = _known_type(str(document["module"]), str(document["name"]))
     if kind is None:
         return None
-    base: Any = next(each for each in type.mro(kind) if each.__module__ == "builtins")
+    base: Any = next(each for each in type.mro(kind) if each.__module__ in _BASES)
     try:
         arguments = tuple(decode_value(argument) for argument in document["arguments"])
         error: Exception

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import optuna
 from optuna.trial import FrozenTrial
 
+from dist_core.older_python import add_note
 from scheduler.client.connection import SchedulerClient
 from scheduler.errors import SchedulerError
 from scheduler.host.embedded import EmbeddedScheduler
@@ -220,7 +221,7 @@ def optimize(
                 return
             _say_how_to_resume(study, driver)
             interrupt = KeyboardInterrupt()
-            interrupt.add_note(INTERRUPTED)
+            add_note(interrupt, INTERRUPTED)
             raise interrupt from None
         finally:
             if timeline is not None:

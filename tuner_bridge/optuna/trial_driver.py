@@ -17,6 +17,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution, distribution_to_json
 from optuna.storages._heartbeat import is_heartbeat_enabled
 
+from dist_core.older_python import add_note
 from scheduler.client.connection import SchedulerClient
 from scheduler.errors import SchedulerError
 from tuner_bridge.driving.study_driver import StudyDriver, file_name
@@ -478,12 +479,13 @@ def _conclude(summary: Mapping[str, Any]) -> Any:
         # Optuna itself says that this is a failure, and goes on.
         return float("nan")
     error = decode_exception(outcome["value"])
-    error.add_note("raised in a replica:\n" + outcome["traceback"])
+    add_note(error, "raised in a replica:\n" + outcome["traceback"])
     name = _name_missed(error, outcome["traceback"])
     if name and hasattr(sys.modules["__main__"], name):
-        error.add_note(
+        add_note(
+            error,
             f"{name!r} is a global of the script, but replicas have those only that the objective's code names, and "
-            f"not what it looks up by a text, as by globals() or eval(): let it read a dictionary {{{name!r}: {name}}}"
+            f"not what it looks up by a text, as by globals() or eval(): let it read a dictionary {{{name!r}: {name}}}",
         )
     raise error
 

@@ -23,7 +23,7 @@ from trials.kubernetes.client.api import SECRETS, STUDIES, TRIALS, WEBHOOKS
 from trials.kubernetes.names import FINALIZER
 from trials.kubernetes.settings import ClusterSettings, read_settings, settings_from
 
-NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
 
 
 # ---------------------------------------------------------------------- settings

@@ -144,7 +144,8 @@ def node_of(pod: Mapping[str, Any]) -> str:
 def _seconds(stamp: str | None, default: float) -> float:
     if stamp is None:
         return default
-    return datetime.fromisoformat(stamp).timestamp()
+    # Python 3.10 does not know the Z.
+    return datetime.fromisoformat(stamp.replace("Z", "+00:00")).timestamp()
 
 
 def created_at(pod: Mapping[str, Any]) -> float:
