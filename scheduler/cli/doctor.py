@@ -55,7 +55,7 @@ def doctor(port: int, state_dir: Path | None) -> None:
 
 def _python() -> Iterator[Finding]:
     found = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro} at {sys.prefix}"
-    yield Finding(GOOD if sys.version_info >= (3, 11) else BAD, "Python", found)
+    yield Finding(GOOD if sys.version_info >= (3, 10) else BAD, "Python", found)
     for name, extra, needed in (
         ("torch", "torch", "elastic training"),
         ("optuna", "optuna", "Optuna sweeps"),
