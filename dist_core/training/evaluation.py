@@ -44,7 +44,8 @@ class Evaluation:
         core.loops.evaluations += 1
         core.position.evaluation_begins()
         try:
-            rank, world_size, size = self._division(core, shared=self._is_shared(core) or seen is not None)
+            shared = self._is_shared(core) or (self._shared is None and seen is not None)
+            rank, world_size, size = self._division(core, shared=shared)
             added = core.sums.additions
             workers = core.habits.stream_workers or 1
             share = self._loader.source.evaluation(
