@@ -551,7 +551,7 @@ def test_a_population_whose_driver_is_killed_and_interrupted_goes_on_and_trains_
         process.send_signal(signal.SIGKILL)
         process.wait()
         process = sweep.start("--resume")
-        sweep.until(lambda: has_exploited(3), 120.0)
+        sweep.until(lambda: has_exploited(2), 120.0)
         process.send_signal(signal.SIGINT)
         process.wait(timeout=60)
         assert "resume=True" in sweep.output()

