@@ -41,7 +41,7 @@ class HintsSender:
         """Send hints more often again: they are worth more from now on."""
         self._interval = FIRST_SECONDS
 
-    def post_later(self, body: dict[str, Any], *, says_speed: bool = True) -> None:
+    def post_later(self, body: dict[str, Any], *, says_speed: bool) -> None:
         """Send hints when nothing else is to be sent; those behind them are later, once they say how fast steps are."""
         self._last = time.monotonic()
         if says_speed:

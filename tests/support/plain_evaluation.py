@@ -18,7 +18,10 @@ def numbered(samples: int = SAMPLES) -> TensorDataset:
 
 
 def trained(kit: Any, totals: Any = None) -> list[float]:
-    """Each epoch's validation, as PyTorch's tutorial for transfer learning divides it: by the whole size."""
+    """Each epoch's validation, as PyTorch's tutorial for transfer learning divides it: by the whole size.
+
+    Three functions lie around the loop, as many as are looked at: what calls them does know of several processes.
+    """
     return _train(kit, totals)
 
 

@@ -51,7 +51,7 @@ def forked(module: str, environ: Mapping[str, str]) -> Any:
 
 
 def run_forked(module: str, **environ: str) -> None:
-    """The same, until it has succeeded."""
+    """Run a module in such a process, until it has succeeded."""
     process = forked(module, environ)
     process.join(120.0)
     assert process.exitcode == 0, f"{module} ended with {process.exitcode}"

@@ -31,18 +31,21 @@ def test_a_small_gpt_is_tuned_over_two_slots_a_trial(tmp_path: Path, trials: int
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "value", "at_least", "at_most"),
+    ("name", "trials", "value", "at_least", "at_most"),
     [
-        ("text_classification", "accuracy", 0.5, 1.0),
-        ("lora", "loss", 0.0, 4.1),
-        ("tabular", "accuracy", 0.7, 1.0),
-        ("lightning_digits", "loss", 0.0, 2.0),
+        ("text_classification", 1, "accuracy", 0.5, 1.0),
+        ("lora", 1, "loss", 0.0, 4.1),
+        # Which configuration one trial has depends on a race.
+        ("tabular", 4, "accuracy", 0.9, 1.0),
+        ("lightning_digits", 1, "loss", 0.0, 2.0),
     ],
 )
-def test_an_example_tunes_what_it_says(tmp_path: Path, name: str, value: str, at_least: float, at_most: float) -> None:
-    """What has learnt nothing has a loss of log(64), or 4.16, of log(10), or 2.3; 63% of the table are of one kind."""
+def test_an_example_tunes_what_it_says(
+    tmp_path: Path, name: str, trials: int, value: str, at_least: float, at_most: float
+) -> None:
+    """Untrained models have losses of log(64), or 4.16, and of log(10), or 2.3; most of the table are of one kind."""
     done = run_python(
-        tmp_path, str(ROOT / "examples" / f"{name}.py"), "--trials", "1", environ={"TMPDIR": str(tmp_path)}
+        tmp_path, str(ROOT / "examples" / f"{name}.py"), "--trials", str(trials), environ={"TMPDIR": str(tmp_path)}
     )
     found = re.search(rf"best: {value} ([0-9.]+)", done.stdout)
     assert found is not None, done.stdout
