@@ -56,7 +56,7 @@ ModuleValues = Mapping[str, Sequence[Value]]
 def users_modules() -> dict[str, types.ModuleType]:
     """Modules of files that nobody has installed, by name, but for ``__main__`` and our own."""
     modules = {}
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         file = getattr(module, "__file__", None)
         if name == "__main__" or not isinstance(file, str) or package_of(name) in OUR_PACKAGES:
             continue
