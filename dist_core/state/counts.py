@@ -7,7 +7,6 @@ early. So they are put back to what they were when the step began.
 
 from __future__ import annotations
 
-import dis
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -164,25 +163,6 @@ def _numbers_by_function() -> dict[str, tuple[FrameType, dict[str, Any]]]:
 
 def _is_a_number(value: Any) -> bool:
     return type(value) is torch.Tensor and value.ndim == 0 and value.device.type == "cpu" and not value.requires_grad
-
-
-def counts_by_enumerate() -> bool:
-    """Tell whether the user's loop over batches, which asks for its next one, uses their count by ``enumerate()``."""
-    frame = next(users_frames(), None)
-    if frame is None:
-        return False
-    here = [(begin, end) for begin, end, line in frame.f_code.co_lines() if line == frame.f_lineno]
-    code = list(dis.get_instructions(frame.f_code))
-    if not any(each.argval == "enumerate" and any(a <= each.offset < b for a, b in here) for each in code):
-        return False
-    stored = [each for each in code if each.offset > frame.f_lasti and each.opname.startswith("STORE_")]
-    count = _names(stored[0])[0] if stored else None
-    return any(each.opname.startswith("LOAD_") and count in _names(each) for each in code)
-
-
-def _names(instruction: dis.Instruction) -> tuple[Any, ...]:
-    """Return the variables of an instruction; newer Pythons load and store two at once."""
-    return instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
 
 
 def users_frames() -> Iterator[FrameType]:

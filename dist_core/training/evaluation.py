@@ -6,14 +6,11 @@ of one process only: what it adds up would be of a part of the samples, so every
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping
-from types import FunctionType, ModuleType
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from dist_core.data.order import evaluation_share
-from dist_core.state.counts import users_frames
-from dist_core.state.script_variables import is_users_module
+from dist_core.training.loop_code import combines_processes
 from dist_core.training.training_loop import TrainingLoop
 from dist_core.trial.replica import Replica
 
@@ -57,7 +54,8 @@ class Evaluation:
                 yield batch
             if core.generation.group.num_replicas > 1 and self._shared is None:
                 core.loops.evaluated_alone = world_size == 1
-                if world_size > 1 and core.sums.additions == added and not core.loops.puts_together and not _combines():
+                kept = core.sums.additions > added or core.loops.puts_together
+                if world_size > 1 and not kept and not combines_processes():
                     core.warn(_SHARE_ALONE.format(world_size))
         finally:
             core.loops.evaluations -= core.position.runs == run
@@ -65,7 +63,7 @@ class Evaluation:
     def _is_shared(self, core: Replica) -> bool:
         if self._shared is not None:
             return self._shared
-        return core.sums.are_kept or core.loops.puts_together or _combines()
+        return core.sums.are_kept or core.loops.puts_together or combines_processes()
 
     def _division(self, core: Replica, *, shared: bool) -> tuple[int, int, int]:
         """Return the share's index, the number of shares, and the batch size, smaller if there are few samples."""
@@ -133,49 +131,3 @@ _SHARE_ALONE = (
     "an evaluation gave each of the {} replicas its share of the samples, but added nothing to an Accumulator: its "
     "numbers are of one share. Add them up in an Accumulator, or evaluate a plain DataLoader"
 )
-_PUT_TOGETHER = ("torchmetrics", "torcheval", "ignite", "monai", "accelerate", "horovod")
-"""Packages whose metrics, or functions, put together what processes have computed."""
-
-
-def _combines() -> bool:
-    """Tell whether the script speaks of ``torch.distributed``, or of a package that puts together by it."""
-    seen: set[int] = set()
-    return any(
-        "distributed" in frame.f_code.co_names
-        or any(_is_of_those(value) for value in list(frame.f_locals.values()))
-        or _module_combines(frame.f_globals, seen)
-        for frame in users_frames()
-    )
-
-
-def _module_combines(variables: Mapping[str, Any], seen: set[int]) -> bool:
-    """Tell whether code of the user's with these globals does, or code of the user's that it has imported."""
-    if id(variables) in seen:
-        return False
-    seen.add(id(variables))
-    for value in list(variables.values()):
-        if _is_of_those(value) or any("distributed" in each.__code__.co_names for each in _functions_of(value)):
-            return True
-        home = _home_of(value)
-        if home in sys.modules and is_users_module(home) and _module_combines(vars(sys.modules[home]), seen):
-            return True
-    return False
-
-
-def _functions_of(value: Any) -> list[FunctionType]:
-    held = vars(value).values() if isinstance(value, type) else [value]
-    return [each for each in held if isinstance(each, FunctionType)]
-
-
-def _is_of_those(value: Any) -> bool:
-    """Tell whether a value is one of those packages, or something of theirs."""
-    home = _home_of(value)
-    return home.startswith("torch.distributed") or home.partition(".")[0] in _PUT_TOGETHER
-
-
-def _home_of(value: Any) -> str:
-    """Return the name of the module that a value is, or is of."""
-    if isinstance(value, ModuleType):
-        return value.__name__
-    home = value.__module__ if isinstance(value, (type, FunctionType)) else type(value).__module__
-    return home if isinstance(home, str) else ""

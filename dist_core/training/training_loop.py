@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from dist_core.data.order import Division, LoadedStep, StepPlan
 from dist_core.errors import InvalidTraining, RunAgain
 from dist_core.goodput import fixed_choice
-from dist_core.state.counts import counts_by_enumerate
 from dist_core.state.random_streams import seeded
 from dist_core.state.seeds import derived_seed
+from dist_core.training.loop_code import combines_processes, counts_by_enumerate, sum_over_uncounted_samples
 from dist_core.training.step_times import StepTimes
 from dist_core.trial.replica import Replica
 
@@ -116,6 +116,7 @@ class TrainingLoop:
             self._marks.loaded = None
             self._loader.source.end_loop()
         if ran_out:
+            self._warn_of_sum(core)
             core.habits.loop_ran_out()
             core.loops.end()
 
@@ -128,6 +129,20 @@ class TrainingLoop:
                 f"{why}, and enumerate() does not count its batches as the trial does: until the next epoch, what "
                 "depends on that count, such as a learning rate, is not what the script means. Count with "
                 "dist_core.progress_step(batch_size), or in a variable that is set before the loop over epochs"
+            )
+
+    @staticmethod
+    def _warn_of_sum(core: Replica) -> None:
+        """Warn of a sum over this replica's samples that the script may take for one over all samples."""
+        num_replicas = core.generation.group.num_replicas
+        if num_replicas == 1 or core.sums.are_kept or core.loops.puts_together:
+            return
+        name = sum_over_uncounted_samples()
+        if name is not None and not combines_processes():
+            core.warn(
+                f"the training loop adds up in {name!r} what its samples give and does not count them: on "
+                f"{num_replicas} replicas that is the sum over one replica's samples, about 1/{num_replicas} of all. "
+                "Divide it by a count of the samples that the loop has seen, or add it up in an Accumulator"
             )
 
     def _leave_out_first(self, core: Replica) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import pytest
 
 from dist_core import Accumulator
 from tests.support.habits import PAIR, Kit, as_trial, hear, in_plain_pytorch
-from tests.support.plain_evaluation import summed_in_secret, trained
+from tests.support.plain_evaluation import counted_while_training, summed_in_secret, summed_while_training, trained
 
 
 def with_an_accumulator(kit: Kit) -> tuple[list[float], list[str]]:
@@ -19,6 +22,12 @@ def with_a_secret_collective(kit: Kit) -> tuple[list[float], list[str]]:
     words: list[str] = []
     hear(words)
     return summed_in_secret(kit), words
+
+
+def with_its_words(train: Callable[[Kit], list[float]], kit: Kit) -> tuple[list[float], list[str]]:
+    words: list[str] = []
+    hear(words)
+    return train(kit), [word for word in words if "does not count them" in word]
 
 
 @pytest.mark.parametrize("replicas", [1, 2, PAIR])
@@ -37,3 +46,13 @@ def test_a_collective_that_nothing_has_told_of_is_told_of_and_shares_what_follow
     for sums, words in as_trial(with_a_secret_collective, PAIR):
         assert sums == pytest.approx([2 * first, second])
         assert len([word for word in words if "counts each of them several times" in word]) == 1
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_sum_over_samples_in_training_is_told_of_where_it_is_of_one_replicas(replicas: int) -> None:
+    counted = as_trial(functools.partial(with_its_words, counted_while_training), replicas)
+    summed = as_trial(functools.partial(with_its_words, summed_while_training), replicas)
+    assert not any(words for _, words in counted)
+    for (mean, _), (loss, words) in zip(counted, summed, strict=True):
+        assert loss == pytest.approx([each / replicas for each in mean])
+        assert len(set(words)) == (replicas > 1)

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from dist_core.state.counts import LoopSums, counts_by_enumerate
+from dist_core.state.counts import LoopSums
 from dist_core.state.position import Position
 from dist_core.state.script_variables import ScriptVariables
 
@@ -218,25 +218,6 @@ def test_another_loop_takes_nothing_of_it() -> None:
     for _ in epochs(variables, range(1)):
         count += 1
     assert count == 1
-
-
-def batches(looks: list[bool]) -> Iterator[int]:
-    """Stand in for a loader, whose own frames are not the user's."""
-    library: dict[str, Any] = {"__name__": "dist_core.loader", "look": counts_by_enumerate}
-    exec("def batches(looks):\n    looks.append(look())\n    yield 0", library)
-    found: Iterator[int] = library["batches"](looks)
-    return found
-
-
-def test_a_count_by_enumerate_is_known_where_it_is_used() -> None:
-    looks: list[bool] = []
-    for index, _ in enumerate(batches(looks)):
-        looks.append(index > 0)
-    for unused, _ in enumerate(batches(looks)):  # noqa: B007
-        looks.append(False)
-    for _ in batches(looks):
-        break
-    assert looks[::2] == [True, False, False]
 
 
 class Shadow:

@@ -1,0 +1,89 @@
+"""What is read from the code around a loop over batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from dist_core.training.loop_code import counts_by_enumerate, sum_over_uncounted_samples
+
+SAMPLES = torch.ones(4)
+LIBRARY = """
+def batches(looks, look):
+    looks.append(look())
+    yield samples
+    looks.append(look())
+"""
+
+
+def batches(looks: list[Any], look: Callable[[], Any]) -> Iterator[torch.Tensor]:
+    """Stand in for a loader, whose own frames are not the user's; asked for each batch, it looks."""
+    library: dict[str, Any] = {"__name__": "dist_core.loader", "samples": SAMPLES}
+    exec(LIBRARY, library)
+    found: Iterator[torch.Tensor] = library["batches"](looks, look)
+    return found
+
+
+def test_a_count_by_enumerate_is_known_where_it_is_used() -> None:
+    looks: list[bool] = []
+    for index, _ in enumerate(batches(looks, counts_by_enumerate)):
+        assert index == 0
+    for unused, _ in enumerate(batches(looks, counts_by_enumerate)):  # noqa: B007
+        pass
+    for _ in batches(looks, counts_by_enumerate):
+        pass
+    assert looks == [True, True, False, False, False, False]
+
+
+def of_losses(looks: list[Any]) -> None:
+    total = 0.0
+    for x in batches(looks, sum_over_uncounted_samples):
+        loss = x.mean()
+        total += loss.item() * x.size(0)
+
+
+def of_right_answers_in_a_dictionary(looks: list[Any]) -> None:
+    found = {"right": 0.0}
+    for _, x in enumerate(batches(looks, sum_over_uncounted_samples)):
+        found["right"] += (x == 1.0).sum().item()
+
+
+def with_their_number(looks: list[Any]) -> None:
+    total = seen = 0.0
+    for x in batches(looks, sum_over_uncounted_samples):
+        total += x.mean().item() * x.shape[0]
+        seen += x.shape[0]
+
+
+def of_batches(looks: list[Any]) -> None:
+    total = 0.0
+    for x in batches(looks, sum_over_uncounted_samples):
+        total += x.mean().item()
+
+
+def of_each_batch_anew(looks: list[Any]) -> None:
+    for x in batches(looks, sum_over_uncounted_samples):
+        penalty = 0.0
+        for weight in (x, x):
+            penalty += weight.abs().sum().item()
+
+
+@pytest.mark.parametrize(
+    ("loop", "found"),
+    [
+        (of_losses, "total"),
+        (of_right_answers_in_a_dictionary, "right"),
+        (with_their_number, None),
+        (of_batches, None),
+        (of_each_batch_anew, None),
+    ],
+)
+def test_sums_over_samples_are_known_where_the_body_does_not_count_them(
+    loop: Callable[[list[Any]], None], found: str | None
+) -> None:
+    looks: list[Any] = []
+    loop(looks)
+    assert looks == [found, found]
