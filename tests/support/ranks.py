@@ -27,6 +27,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+import torch
+
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["dist_core.replica_preload", "tests.support.ranks"])
 
@@ -100,6 +102,8 @@ class _Rank:
 def _become(job: _Job, rank: int, answer: Connection, words: int) -> None:
     os.dup2(words, 1)
     os.dup2(words, 2)
+    # As in a replica: before threads of its own come to it.
+    torch.set_num_threads(1)
     # Words of a signal that ends this process: where each of its threads was.
     faulthandler.enable(words)
     os.environ.update(

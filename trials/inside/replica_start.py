@@ -56,10 +56,11 @@ def redirect(log: str) -> None:
 
 def confine(request: Mapping[str, Any]) -> None:
     """Bind this process to the cores of its slot, which children inherit."""
-    threads = int(request["environ"].get("OMP_NUM_THREADS", "1"))
-    if threads > 1 and "torch" in sys.modules:
-        # A forked replica has torch as the fork server set it up: with one thread.
-        sys.modules["torch"].set_num_threads(threads)
+    if "torch" in sys.modules:
+        # The fork server has set torch up with one thread. Also where it stays at one: what is called first behind a
+        # fork makes torch's pool of threads anew, and two that do so at once, as backward passes start threads of
+        # their own, abort the process.
+        sys.modules["torch"].set_num_threads(int(request["environ"].get("OMP_NUM_THREADS", "1")))
     cores = request["environ"].get("ELASTUNE_CORES")
     if cores:
         with contextlib.suppress(OSError):
