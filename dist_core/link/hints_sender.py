@@ -29,6 +29,8 @@ class HintsSender:
         self._sending = False
         self._last = 0.0
         self._interval = FIRST_SECONDS
+        self.has_told_speed = False
+        """Hints have said how fast steps are."""
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -45,6 +47,7 @@ class HintsSender:
         """Send hints when nothing else is to be sent; those behind them are later, once they say how fast steps are."""
         self._last = time.monotonic()
         if says_speed:
+            self.has_told_speed = True
             self._interval = min(LATER_SECONDS, self._interval * SLOWER)
         with self._condition:
             self._hints = body

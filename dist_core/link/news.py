@@ -44,9 +44,9 @@ class News(Listener):
         if self._sender is not None:
             self._sender.post_in_order(path, body)
 
-    def hint(self, compose: Callable[[], Hints | None], generation: int) -> None:
-        """Tell how training goes, where it is time for that."""
-        if self._sender is not None and self._sender.due:
+    def hint(self, compose: Callable[[], Hints | None], generation: int, *, is_last: bool = False) -> None:
+        """Tell how training goes, where it is time for that, or a trial ends that has not told its speed."""
+        if self._sender is not None and (self._sender.due or (is_last and not self._sender.has_told_speed)):
             hints = compose()
             if hints is not None:
                 self._sender.post_later(

@@ -221,8 +221,14 @@ class Hinting(Listener):
         self._news = news
 
     def step_ended(self) -> None:
-        if self._generation.group.rank == 0:
-            self._news.hint(self.compose, self._generation.number)
+        self._hint()
+
+    def epochs_ended(self) -> None:
+        self._hint(is_last=True)
+
+    def _hint(self, *, is_last: bool = False) -> None:
+        if self._generation.joined and self._generation.group.rank == 0:
+            self._news.hint(self.compose, self._generation.number, is_last=is_last)
 
     def compose(self) -> Hints | None:
         """Return the trial's present hints; None before a loader trains."""

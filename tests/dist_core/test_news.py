@@ -17,6 +17,7 @@ class Listener:
 
     def __init__(self) -> None:
         self.due = True
+        self.has_told_speed = False
         self.sent: list[tuple[str, Any]] = []
 
     def warn(self, message: str) -> None:
@@ -54,6 +55,17 @@ def test_what_is_told_comes_in_order_and_hints_when_they_are_due() -> None:
         ("/switched", {"generation": 2}),
         ("hints", {"generation": 2, "hints": {"progress": 7.0}, "says speed": False}),
     ]
+
+
+def test_a_trial_that_ends_before_it_has_told_its_speed_tells_it_then() -> None:
+    listener = Listener()
+    listener.due = False
+    news = News(cast("HintsSender", listener))
+    hints = cast("Hints", SomeHints())
+    news.hint(lambda: hints, 2, is_last=True)
+    assert [what for what, _ in listener.sent] == ["hints"]
+    listener.has_told_speed = True
+    news.hint(lambda: pytest.fail("it has been told"), 2, is_last=True)
 
 
 def test_where_nobody_listens_warnings_are_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

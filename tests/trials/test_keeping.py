@@ -69,7 +69,7 @@ def hears_sigterm():
     signal.signal(signal.SIGTERM, lambda *_: None)
     keep_process()
 """
-TORCH = "print('a stand-in')\n"
+TORCH = "print('a stand-in')\n\n\ndef set_num_threads(number):\n    pass\n"
 SAME = {"NAME": "same"}
 
 

@@ -403,7 +403,7 @@ def test_a_servers_database_belongs_to_one_scheduler_at_a_time(postgres: str) ->
     first.submit(spec(), 1.0)
     admin = sa.create_engine(url, isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
-        others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+        others = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
         connection.exec_driver_sql(f"{others} AND application_name LIKE 'elastune%%'")
         thief = sql_store(url, exclusive=True)
         with pytest.raises(StoreUnavailable, match=r"meanwhile the database .* belongs to a running scheduler"):
