@@ -38,6 +38,7 @@ from dist_core.goodput import BatchBounds, fixed_choice
 from dist_core.state.seeds import FIRST_SEED, seed_of_script
 from dist_core.training.batch_scale import write_scalars
 from dist_core.training.evaluation import Evaluation
+from dist_core.training.loop_code import divides_by_len
 from dist_core.training.training_loop import MOST_DRY_BATCHES, LoopMarks, TrainingLoop
 from dist_core.trial.current import get_core
 from dist_core.trial.replica import Replica
@@ -197,7 +198,10 @@ class AdaptiveDataLoader:
         """Batches a pass takes at the present batch size. Raises TypeError, as torch does, when nobody knows.
 
         For a joiner, more than it will be given, so that code which counts batches does not leave before the others.
+        Where code behind a training loop divides by it, the number of batches that the loop's body was given.
         """
+        if self._marks.seen and divides_by_len():
+            return self._marks.seen
         self._marks.may_be_counted = True
         return self.batches_of_pass()
 

@@ -15,6 +15,12 @@ _PUT_TOGETHER = ("torchmetrics", "torcheval", "ignite", "monai", "accelerate", "
 """Packages whose metrics, or functions, put together what processes have computed."""
 _SIZES = frozenset({"size", "shape", "len", "numel"})
 _SUMS = frozenset({"sum", "count_nonzero"})
+_OPERATORS = {
+    "INPLACE_ADD": "+=",
+    "BINARY_MULTIPLY": "*",
+    "BINARY_TRUE_DIVIDE": "/",
+    "INPLACE_TRUE_DIVIDE": "/=",
+}
 
 
 def counts_by_enumerate() -> bool:
@@ -34,54 +40,78 @@ def counts_by_enumerate() -> bool:
 def sum_over_uncounted_samples() -> str | None:
     """Return a variable in which the user's loop over batches adds up its samples' losses, say, but not their number.
 
-    Whatever it is divided by then, a dataset's length say, is the number of all replicas' samples. None where the body
-    has no such variable, or counts its samples too.
+    Whatever it is divided by then is the number of all replicas' samples, as is the dataset's length, by which the code
+    behind the loop may divide any sum. None where there is no such variable.
     """
     frame = next(users_frames(), None)
-    added, set_anew = [], set()
-    for statement in _statements_of_body(frame) if frame is not None else ():
+    body, behind = _body_and_behind(frame) if frame is not None else ([], [])
+    by_samples: list[str] = []
+    added, set_anew, counts = set(), set(), False
+    for statement in _statements(body):
         name = _set_by(statement)
         if not any(_operator(each) == "+=" for each in statement):
             set_anew.add(name)
             continue
-        said = {str(word) for each in statement if each.opname.startswith("LOAD_") for word in _names(each)}
+        added.add(name)
+        said = _names_loaded(statement)
         multiplies = any(_operator(each) == "*" for each in statement)
-        if _SIZES & said and not multiplies:
-            return None
+        counts |= bool(_SIZES & said) and not multiplies
         if (_SIZES & said and multiplies) or _SUMS & said:
-            added.append(name)
-    return next((name for name in added if name not in set_anew), None)
+            by_samples.append(name)
+    for statement in _statements(behind):
+        if "dataset" in _names_loaded(statement) and any(_operator(each) in ("/", "/=") for each in statement):
+            by_samples += (added - set_anew) & _names_loaded(statement)
+            counts = False
+    return None if counts else next((name for name in by_samples if name not in set_anew), None)
 
 
-def _statements_of_body(frame: FrameType) -> Iterator[list[dis.Instruction]]:
-    """Yield the instructions up to each that stores a value, in the body of the loop that asks for its next batch."""
+def divides_by_len() -> bool:
+    """Tell whether the user's code divides by the length that it asks for now: ``total / len(loader)``."""
+    frame = next(users_frames(), None)
+    if frame is None:
+        return False
+    # Python 3.11 may stand at the instruction before the call.
+    behind = (each for each in dis.get_instructions(frame.f_code) if each.offset > frame.f_lasti)
+    follows = next((each for each in behind if each.opname != "CALL"), None)
+    return follows is not None and _operator(follows) in ("/", "/=")
+
+
+def _body_and_behind(frame: FrameType) -> tuple[list[dis.Instruction], list[dis.Instruction]]:
+    """Return the body of the loop that asks for its next batch, and what follows it in the same function."""
     code = list(dis.get_instructions(frame.f_code))
     # Some Pythons say where the instruction is, others where its cache is.
     asks = max((each for each in code if each.offset <= frame.f_lasti), key=lambda each: each.offset)
     if asks.opname != "FOR_ITER":
-        return
+        return [], []
+    body = [each for each in code if asks.offset < each.offset < asks.argval]
+    return body, [each for each in code if each.offset >= asks.argval]
+
+
+def _statements(code: list[dis.Instruction]) -> Iterator[list[dis.Instruction]]:
+    """Yield the instructions up to each that stores a value, or ends a statement in another way."""
     statement: list[dis.Instruction] = []
     for each in code:
-        if not asks.offset < each.offset < asks.argval:
-            continue
         statement.append(each)
-        if each.opname.startswith("STORE_"):
+        if each.opname.startswith(("STORE_", "POP_", "JUMP_", "RETURN_", "YIELD_")):
             yield statement
-        if each.opname.startswith(("STORE_", "POP_", "JUMP_")):
             statement = []
 
 
+def _names_loaded(statement: list[dis.Instruction]) -> set[str]:
+    return {str(word) for each in statement if each.opname.startswith("LOAD_") for word in _names(each)}
+
+
 def _set_by(statement: list[dis.Instruction]) -> str:
-    """Return the name of the variable or attribute, or the key, that a statement sets."""
+    """Return the name of the variable or attribute, or the key, that a statement sets; none where it sets nothing."""
     if statement[-1].opname != "STORE_SUBSCR":
-        return str(_names(statement[-1])[0])
+        return str(_names(statement[-1])[0]) if statement[-1].opname.startswith("STORE_") else ""
     keys = [each.argval for each in statement if each.opname == "LOAD_CONST" and isinstance(each.argval, str)]
     return keys[0] if keys else "a sum"
 
 
 def _operator(instruction: dis.Instruction) -> str:
-    """Return ``+=`` or ``*``, where the instruction is one of these, as all Pythons from 3.10 on have them."""
-    return {"INPLACE_ADD": "+=", "BINARY_MULTIPLY": "*"}.get(instruction.opname, instruction.argrepr)
+    """Return ``+=``, ``*`` or ``/``, where the instruction is such a one; Python 3.10 has one for each."""
+    return _OPERATORS.get(instruction.opname, instruction.argrepr)
 
 
 def _names(instruction: dis.Instruction) -> tuple[Any, ...]:

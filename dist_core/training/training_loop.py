@@ -47,6 +47,8 @@ class LoopMarks:
         """The step that was counted while its iterator was still held."""
         self.handed_out = self.promised = self.uncounted = 0
         """Batches that the present loop's body was given, that ``len`` says, and of steps that did not count."""
+        self.seen: int | None = None
+        """Batches that the latest loop's sums are of, once it has run to its end."""
         self.left_out = 0
         """Samples at the next loop's beginning that are not trained, because the script says that they were."""
         self.may_be_counted = False
@@ -95,6 +97,9 @@ class TrainingLoop:
             core.arrival.come_in()
         if not core.loops.begin():
             return
+        # Sums of the part of a pass that is behind a resumed trial of one replica are put back (LoopSums).
+        sums_are_older = core.generation.group.world_size == 1 and self._loader.cursor.position > 0
+        self._marks.seen = None
         self._loader.cursor.begin_loop()
         self._loader.source.begin_loop()
         self._warn_of_enumerate(core, joins=joins)
@@ -116,6 +121,7 @@ class TrainingLoop:
             self._marks.loaded = None
             self._loader.source.end_loop()
         if ran_out:
+            self._marks.seen = None if sums_are_older else self._marks.handed_out - self._marks.uncounted
             self._warn_of_sum(core)
             core.habits.loop_ran_out()
             core.loops.end()

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from dist_core.training.loop_code import counts_by_enumerate, sum_over_uncounted_samples
+from tests.support.habits import Kit, as_trial, examples, in_plain_pytorch, network
 
 SAMPLES = torch.ones(4)
 LIBRARY = """
@@ -58,6 +61,13 @@ def with_their_number(looks: list[Any]) -> None:
         seen += x.shape[0]
 
 
+def of_losses_that_are_sums(looks: list[Any]) -> Any:
+    total, loader = 0.0, DataLoader(TensorDataset(SAMPLES))
+    for x in batches(looks, sum_over_uncounted_samples):
+        total += x.sin()[0].item()
+    return total / len(loader.dataset)  # type: ignore[arg-type]  # it has one
+
+
 def of_batches(looks: list[Any]) -> None:
     total = 0.0
     for x in batches(looks, sum_over_uncounted_samples):
@@ -76,14 +86,40 @@ def of_each_batch_anew(looks: list[Any]) -> None:
     [
         (of_losses, "total"),
         (of_right_answers_in_a_dictionary, "right"),
+        (of_losses_that_are_sums, "total"),
         (with_their_number, None),
         (of_batches, None),
         (of_each_batch_anew, None),
     ],
 )
 def test_sums_over_samples_are_known_where_the_body_does_not_count_them(
-    loop: Callable[[list[Any]], None], found: str | None
+    loop: Callable[[list[Any]], Any], found: str | None
 ) -> None:
     looks: list[Any] = []
     loop(looks)
     assert looks == [found, found]
+
+
+def mean_losses(kit: Kit) -> list[float]:
+    """Each epoch's mean loss, as PyTorch's first tutorial has it."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
+    means = []
+    for _ in kit.epochs(2):
+        assert len(loader) == 4
+        total = 0.0
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(wrapped(x), y)
+            loss.backward()
+            optimizer.step()
+            total += loss.item()
+        means.append(total / len(loader))
+        assert len(loader) == 4
+    return means
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_a_mean_over_batches_is_one_over_those_that_the_body_was_given(passes: int) -> None:
+    assert as_trial(mean_losses, 1, passes) == [pytest.approx(in_plain_pytorch(mean_losses), rel=1e-5)]
