@@ -66,9 +66,9 @@ def sum_over_uncounted_samples() -> str | None:
 
 
 def divides_by_len() -> bool:
-    """Tell whether the user's code divides by the length that it asks for now: ``total / len(loader)``."""
-    frame = next(users_frames(), None)
-    if frame is None:
+    """Tell whether the caller's caller is code of the user's that divides by a length: ``total / len(loader)``."""
+    frame = sys._getframe(2)
+    if frame is not next(users_frames(), None):
         return False
     # Python 3.11 may stand at the instruction before the call.
     behind = (each for each in dis.get_instructions(frame.f_code) if each.offset > frame.f_lasti)
