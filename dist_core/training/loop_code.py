@@ -60,7 +60,7 @@ def sum_over_uncounted_samples() -> str | None:
             by_samples.append(name)
     for statement in _statements(behind):
         if "dataset" in _names_loaded(statement) and any(_operator(each) in ("/", "/=") for each in statement):
-            by_samples += (added - set_anew) & _names_loaded(statement)
+            by_samples += sorted((added - set_anew) & _names_loaded(statement))
             counts = False
     return None if counts else next((name for name in by_samples if name not in set_anew), None)
 

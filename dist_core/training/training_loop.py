@@ -97,10 +97,10 @@ class TrainingLoop:
             core.arrival.come_in()
         if not core.loops.begin():
             return
-        # Sums of the part of a pass that is behind a resumed trial of one replica are put back (LoopSums).
-        sums_are_older = core.generation.group.world_size == 1 and self._loader.cursor.position > 0
         self._marks.seen = None
         self._loader.cursor.begin_loop()
+        # Sums of the part of a pass that is behind a resumed trial of one replica are put back (LoopSums).
+        sums_are_older = core.generation.group.world_size == 1 and self._loader.cursor.position > 0
         self._loader.source.begin_loop()
         self._warn_of_enumerate(core, joins=joins)
         self._leave_out_first(core)

@@ -60,7 +60,7 @@ def confine(request: Mapping[str, Any]) -> None:
         # The fork server has set torch up with one thread. Also where it stays at one: what is called first behind a
         # fork makes torch's pool of threads anew, and two that do so at once, as backward passes start threads of
         # their own, abort the process.
-        sys.modules["torch"].set_num_threads(int(request["environ"].get("OMP_NUM_THREADS", "1")))
+        sys.modules["torch"].set_num_threads(max(1, int(request["environ"].get("OMP_NUM_THREADS", "1"))))
     cores = request["environ"].get("ELASTUNE_CORES")
     if cores:
         with contextlib.suppress(OSError):
