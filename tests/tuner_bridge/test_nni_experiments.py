@@ -115,17 +115,13 @@ def test_waiting_and_running_trials_show_as_such_and_can_be_cancelled(
     # Long enough to be seen running even where `nnictl create` takes a while to return.
     made.environ["STEP_SECONDS"] = "20"
     made.create()
-    # Which of two that come at once has the slot, NNI does not say.
-    made.until(lambda: sorted(made.states()) == ["RUNNING", "WAITING"], "one trial to run and one to wait")
-    by_state = {trial["status"]: trial["trialJobId"] for trial in made.trials()}
-
-    def is_cancelled(trial_id: str) -> bool:
-        return any(each["trialJobId"] == trial_id and each["status"] == "USER_CANCELED" for each in made.trials())
-
-    for state in ("WAITING", "RUNNING"):
-        made.rest(f"/trial-jobs/{by_state[state]}", "DELETE")
-        made.until(lambda: is_cancelled(by_state[state]), f"the trial that was {state} to be cancelled")  # noqa: B023
-    made.until(lambda: sorted(made.states()[2:]) == ["RUNNING", "WAITING"], "the next ones")
+    made.until(lambda: made.states() == ["RUNNING", "WAITING"], "one trial to run and one to wait")
+    running, waiting = (trial["trialJobId"] for trial in made.trials())
+    made.rest(f"/trial-jobs/{waiting}", "DELETE")
+    made.until(lambda: made.states()[1] == "USER_CANCELED", "the waiting trial to be cancelled")
+    made.rest(f"/trial-jobs/{running}", "DELETE")
+    made.until(lambda: made.states()[0] == "USER_CANCELED", "the running trial to be cancelled")
+    made.until(lambda: made.states()[2:] == ["RUNNING", "WAITING"], "the next ones")
 
 
 def test_trials_that_the_assessor_stops_are_early_stopped(experiment: Callable[..., NniExperiment]) -> None:
