@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from dist_core.data.order import evaluation_share
-from dist_core.training.loop_code import combines_processes
+from dist_core.training.loop_code import combines_processes, puts_together
 from dist_core.training.training_loop import TrainingLoop
 from dist_core.trial.replica import Replica
 
@@ -63,7 +63,7 @@ class Evaluation:
     def _is_shared(self, core: Replica) -> bool:
         if self._shared is not None:
             return self._shared
-        return core.sums.are_kept or core.loops.puts_together or combines_processes()
+        return puts_together(core)
 
     def _division(self, core: Replica, *, shared: bool) -> tuple[int, int, int]:
         """Return the share's index, the number of shares, and the batch size, smaller if there are few samples."""

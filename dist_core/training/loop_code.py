@@ -10,6 +10,7 @@ from typing import Any
 
 from dist_core.state.counts import users_frames
 from dist_core.state.script_variables import is_users_module
+from dist_core.trial.replica import Replica
 
 _PUT_TOGETHER = ("torchmetrics", "torcheval", "ignite", "monai", "accelerate", "horovod")
 """Packages whose metrics, or functions, put together what processes have computed."""
@@ -117,6 +118,11 @@ def _operator(instruction: dis.Instruction) -> str:
 def _names(instruction: dis.Instruction) -> tuple[Any, ...]:
     """Return the variables of an instruction; newer Pythons load and store two at once."""
     return instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+
+
+def puts_together(core: Replica) -> bool:
+    """Tell whether the script puts together what its replicas compute: it adds up, meets, or speaks of that."""
+    return core.sums.are_kept or core.loops.puts_together or combines_processes()
 
 
 def combines_processes() -> bool:

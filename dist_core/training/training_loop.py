@@ -13,7 +13,7 @@ from dist_core.errors import InvalidTraining, RunAgain
 from dist_core.goodput import fixed_choice
 from dist_core.state.random_streams import seeded
 from dist_core.state.seeds import derived_seed
-from dist_core.training.loop_code import combines_processes, counts_by_enumerate, sum_over_uncounted_samples
+from dist_core.training.loop_code import counts_by_enumerate, puts_together, sum_over_uncounted_samples
 from dist_core.training.step_times import StepTimes
 from dist_core.trial.replica import Replica
 
@@ -141,10 +141,10 @@ class TrainingLoop:
     def _warn_of_sum(core: Replica) -> None:
         """Warn of a sum over this replica's samples that the script may take for one over all samples."""
         num_replicas = core.generation.group.num_replicas
-        if num_replicas == 1 or core.sums.are_kept or core.loops.puts_together:
+        if num_replicas == 1 or puts_together(core):
             return
         name = sum_over_uncounted_samples()
-        if name is not None and not combines_processes():
+        if name is not None:
             core.warn(
                 f"the training loop adds up in {name!r} what its samples give and does not count them: on "
                 f"{num_replicas} replicas that is the sum over one replica's samples, about 1/{num_replicas} of all. "
