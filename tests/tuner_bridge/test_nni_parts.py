@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import threading
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import nni
 import pytest
 
+import tuner_bridge.nni
 from tests.support.nni_bench import Bench
 from tuner_bridge.errors import BridgeError, InvalidSweep, SweepInterrupted
 from tuner_bridge.trackers import MLflow, TensorBoard, trackers_named
@@ -33,6 +36,42 @@ def test_a_trial_runs_the_command_as_a_script_in_the_code_folder(bench: Bench, t
     bench.served.handle({"submit": {"trial": "AAAAA", "sequence": 3, "parameter": "{}"}})
     assert len(bench.driver.specs) == 1
     bench.served.close()
+
+
+SUBMITTING = """
+process.argv[1] = NNI + '/main.js';
+require(NNI + '/common/globals');
+require(NNI + '/common/globals/unittest').resetGlobals();
+const { IocShim } = require(NNI + '/common/ioc_shim');
+const pause = ms => new Promise(resolve => setTimeout(resolve, ms));
+const manager = { trialJobs: new Map() };
+IocShim.bindInstance(require(NNI + '/common/manager').Manager, manager);
+IocShim.bindInstance(require(NNI + '/common/datastore').DataStore, {
+    async getMetricData(id) { await pause(id === 'first' ? 50 : 0); return []; },
+});
+const { ElastuneTrainingService } = require(SERVICE);
+const service = new ElastuneTrainingService({}, { logDir: '.' });
+service.ready = true;
+service.tell = message => console.log(message.submit.trial);
+(async () => {
+    for (const [sequenceId, id] of ['first', 'second', 'third'].entries()) {
+        await service.submitTrialJob({ id, sequenceId, hyperParameters: { value: '{}' } });
+        manager.trialJobs.set(id, {});
+    }
+    await service.introduced;
+})();
+"""
+
+
+def test_trials_come_in_nnis_order_whichever_its_store_answers_first(tmp_path: Path) -> None:
+    """A slot goes to the trial that came first."""
+    folder = Path(nni.__path__[0] + "_node")
+    service = Path(tuner_bridge.nni.__path__[0], "elastune_training_service.js")
+    script = tmp_path / "submitting.js"
+    script.write_text(f"const NNI = {str(folder)!r}, SERVICE = {str(service)!r};{SUBMITTING}")
+    command, environ = [folder / "node", script], {"NODE_PATH": str(folder)}
+    process = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=30)
+    assert process.stdout.split() == ["first", "second", "third"], process.stderr
 
 
 def test_numbers_of_an_earlier_manager_stay_and_are_not_given_twice(bench: Bench) -> None:

@@ -50,6 +50,7 @@ class ElastuneTrainingService {
         this.asked = new Map();
         this.cancelled = new Map();
         this.questions = 0;
+        this.introduced = Promise.resolve();
         this.stopping = false;
         this.restarts = 0;
         this.ended = new Promise((resolve, reject) => { this.finish = resolve; this.fail = reject; });
@@ -223,7 +224,8 @@ class ElastuneTrainingService {
         trial.workingDirectory = path.join(this.info.logDir, 'trials', trial.id);
         trial.url = `file://localhost:${trial.workingDirectory}`;
         this.trials.set(trial.id, trial);
-        this.introduce(trial).catch(error => {
+        // One after the other: the driver hears of trials in NNI's order, whichever the store answers first.
+        this.introduced = this.introduced.then(() => this.introduce(trial)).catch(error => {
             log.error('trial not submitted', trial.id, error);
             this.status({ trial: trial.id, status: 'FAILED', message: String(error) });
         });
