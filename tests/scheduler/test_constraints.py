@@ -17,7 +17,7 @@ from scheduler.knowledge.accounts import effective_priorities, unknown_names
 from scheduler.knowledge.profile import StudyProfile
 from scheduler.simulator.rivals import COMPARED, compared_policy
 from scheduler.snapshot import Grant, NodeView, Snapshot, TrialView, check_grants
-from tests.support.views import TRIED, model, running, views, waiting
+from tests.support.views import AT_ONCE, SEARCHES, model, running, views, waiting
 from trials.errors import InvalidStudyTerms
 from trials.record import SlotQuota, Study
 from trials.terms import StudyTerms
@@ -82,7 +82,7 @@ def that_fit(trials: list[TrialView]) -> list[TrialView]:
     return kept
 
 
-@pytest.mark.parametrize("name", TRIED)
+@pytest.mark.parametrize("name", [*AT_ONCE, pytest.param(SEARCHES, marks=pytest.mark.slow)])
 @settings(max_examples=40, deadline=None)
 @given(trials=st.lists(constrained, max_size=7, unique_by=lambda view: view.trial_id), order=st.randoms())
 def test_invariants(name: str, trials: list[TrialView], order: Any) -> None:

@@ -18,7 +18,7 @@ from scheduler.policy.constrained import ConstrainedPolicy
 from scheduler.simulator.rivals import compared_policy
 from scheduler.snapshot import TrialView, check_grants
 from tests.support.loop_bench import Bench
-from tests.support.views import TRIED, model, running, snapshot, that_fit, views, waiting
+from tests.support.views import AT_ONCE, SEARCHES, model, running, snapshot, that_fit, views, waiting
 from trials.errors import LaunchFailed
 from trials.launch import InMemoryLauncher
 from trials.record import Outcome, ReplicaRecord, TrialRecord
@@ -39,7 +39,7 @@ def in_replicas_of(view: TrialView, size: int) -> TrialView:
     )
 
 
-@pytest.mark.parametrize("name", TRIED)
+@pytest.mark.parametrize("name", [*AT_ONCE, pytest.param(SEARCHES, marks=pytest.mark.slow)])
 @settings(max_examples=80, deadline=None)
 @given(
     trials=st.lists(st.tuples(views, st.integers(1, 4)), max_size=8, unique_by=lambda pair: pair[0].trial_id),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from hypothesis import strategies as st
 
 from dist_core.goodput import BatchBounds, ThroughputParams
@@ -13,8 +12,9 @@ from scheduler.knowledge.profile import StudyProfile, TrialModel
 from scheduler.simulator.rivals import COMPARED
 from scheduler.snapshot import NodeView, Snapshot, TrialView
 
-TRIED = [pytest.param(name, marks=pytest.mark.slow) if name == "pollux_search" else name for name in COMPARED]
-"""Policies for tests of many snapshots; the one that searches for its answer is left to the slow ones."""
+SEARCHES = "pollux_search"
+"""A policy that searches for its answer: tests of many snapshots leave it to the slow ones."""
+AT_ONCE = [name for name in COMPARED if name != SEARCHES]
 
 
 def model(*, overhead: float = 0.01, var: float = 50.0, seen: int = 8) -> TrialModel:
