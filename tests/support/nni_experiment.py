@@ -50,6 +50,9 @@ class NniExperiment:
         self.notes = folder / "notes"
         self.notes.mkdir()
         self._reserved: ReservedPort | None = None
+        # To read certificates, which nobody asks for here, takes twenty times as long as a question.
+        one_each = httpx2.Limits(max_keepalive_connections=0)
+        self._client = httpx2.Client(verify=False, trust_env=False, timeout=20.0, limits=one_each)
         self.id = ""
         self.environ = {
             **os.environ,
@@ -200,7 +203,7 @@ class NniExperiment:
 
     def rest(self, path: str, method: str = "GET", **options: Any) -> Any:
         url = f"http://127.0.0.1:{self.port}/api/v1/nni{path}"
-        answer = httpx2.request(method, url, timeout=20.0, trust_env=False, **options)
+        answer = self._client.request(method, url, **options)
         assert answer.status_code < 400, answer.text
         is_json = answer.content and "json" in answer.headers.get("content-type", "")
         return answer.json() if is_json else answer.text

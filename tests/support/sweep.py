@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -90,7 +91,7 @@ class Sweep:
             "OMP_NUM_THREADS": "1",
         }
         # Two processes that make its tables at once would disturb each other.
-        optuna.storages.RDBStorage(f"sqlite:///{self.folder}/study.db")
+        assert self._storage
         with open(self.folder / "output", "ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "tune.py", str(self.folder), str(self.state), *arguments],
@@ -114,8 +115,13 @@ class Sweep:
     def scheduler_pid(self) -> int:
         return int(json.loads((self.state / "server.json").read_text())["pid"])
 
+    @functools.cached_property
+    def _storage(self) -> optuna.storages.RDBStorage:
+        """Made once: it compares its tables with what they should be, and tests look at the study all the time."""
+        return optuna.storages.RDBStorage(f"sqlite:///{self.folder}/study.db")
+
     def study(self) -> optuna.Study:
-        return optuna.load_study(study_name="sweep", storage=f"sqlite:///{self.folder}/study.db")
+        return optuna.load_study(study_name="sweep", storage=self._storage)
 
     def finished(self) -> dict[int, Any]:
         try:

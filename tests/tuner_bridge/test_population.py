@@ -540,18 +540,19 @@ def test_a_population_whose_driver_is_killed_and_interrupted_goes_on_and_trains_
     """A population of real trainings is begun three times."""
     sweep = Sweep(tmp_path, trials=5, script=POPULATION)
 
-    def has_exploited(times: int) -> bool:
+    def exploits() -> int:
         with contextlib.suppress(KeyError):
-            return len(exploits_of(sweep.study())) >= times
-        return False
+            return len(exploits_of(sweep.study()))
+        return 0
 
     try:
         process = sweep.start()
-        sweep.until(lambda: has_exploited(1), 120.0)
+        sweep.until(lambda: exploits() > 0, 120.0)
         process.send_signal(signal.SIGKILL)
         process.wait()
+        before = exploits()
         process = sweep.start("--resume")
-        sweep.until(lambda: has_exploited(2), 120.0)
+        sweep.until(lambda: exploits() > before, 120.0)
         process.send_signal(signal.SIGINT)
         process.wait(timeout=60)
         assert "resume=True" in sweep.output()

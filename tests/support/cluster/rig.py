@@ -9,6 +9,7 @@ that kills nodes: ``COMMAND stop-node N``, ``start-node N``.
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import os
 import signal
@@ -28,6 +29,7 @@ from scheduler.errors import SchedulerUnreachable
 from tests.support import waiting
 from tests.support.ports import ReservedPort, until_it_answers
 from tests.support.project import ROOT
+from trials.kubernetes.client.api import NODES, PODS, QUOTAS, SECRETS, SERVICES, STUDIES, TRIALS, KubernetesApi
 from tuner_bridge.driving.sent_code import pack
 
 CHART = ROOT / "deploy" / "helm" / "elastune"
@@ -48,10 +50,21 @@ def kubectl(*words: str, check: bool = True, text: str | None = None) -> str:
     return done.stdout if check else done.stdout + done.stderr
 
 
-def objects(kind: str, *words: str) -> list[dict[str, Any]]:
-    """All of a kind, those that a selector names, or one by name."""
-    found: dict[str, Any] = json.loads(kubectl("-n", NAMESPACE, "get", kind, "-o", "json", *words))
-    return list(found["items"]) if "items" in found else [found]
+KINDS = {kind.plural: kind for kind in (PODS, NODES, QUOTAS, SECRETS, SERVICES, TRIALS, STUDIES)}
+
+
+@functools.cache
+def api() -> KubernetesApi:
+    """For what is looked at again and again: a `kubectl` each time costs a tenth of a second of the processor."""
+    return KubernetesApi.connect()
+
+
+def objects(kind: str, name: str = "", *, labels: str = "", namespace: str = NAMESPACE) -> list[dict[str, Any]]:
+    """All of a kind, those with some labels, or one by name."""
+    where = None if kind == NODES.plural else namespace
+    if name:
+        return [dict(api().get(KINDS[kind], where, name))]
+    return list(api().list(KINDS[kind], where, labels)["items"])
 
 
 def gpu_nodes() -> list[str]:
@@ -198,7 +211,7 @@ class Installed:
         """Name of the scheduler's pod that leads, once it answers."""
 
         def leads() -> str | None:
-            pods = [pod for pod in objects("pods", "-l", "elastune.dev/leader=true") if is_running(pod)]
+            pods = [pod for pod in objects("pods", labels="elastune.dev/leader=true") if is_running(pod)]
             return str(pods[0]["metadata"]["name"]) if len(pods) == 1 else None
 
         return str(until(leads, 60.0, "one scheduler leads"))
@@ -274,7 +287,7 @@ def node_command(*words: str) -> None:
 
 
 def replicas_of(trial: str) -> list[dict[str, Any]]:
-    return [pod for pod in objects("pods", "-l", f"elastune.dev/trial={trial}") if is_running(pod)]
+    return [pod for pod in objects("pods", labels=f"elastune.dev/trial={trial}") if is_running(pod)]
 
 
 def apply(document: dict[str, Any]) -> None:
@@ -325,7 +338,7 @@ def delete(*names: str) -> None:
 
 def printed(pod: str) -> list[dict[str, Any]]:
     """What a replica said after each epoch."""
-    lines = kubectl("-n", NAMESPACE, "logs", pod).splitlines()
+    lines = api().log(NAMESPACE, pod, most_bytes=1 << 20).splitlines()
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
@@ -335,7 +348,7 @@ def running(name: str, replicas: int, seconds: float = 180.0) -> None:
 
 def left_behind() -> str:
     """Anything of ours that an uninstallation should have taken along."""
-    until(lambda: not objects("pods", "-l", "app.kubernetes.io/name=elastune-replica"), 60.0, "all replicas are gone")
+    until(lambda: not objects("pods", labels="app.kubernetes.io/name=elastune-replica"), 60.0, "all replicas are gone")
     mine = (
         "deployments,services,configmaps,secrets,roles,rolebindings,serviceaccounts,leases,jobs,persistentvolumeclaims"
     )
@@ -348,7 +361,7 @@ def schedulers() -> dict[str, int]:
     """The pods that there are and stay, and how often each one's process was restarted."""
     return {
         pod["metadata"]["name"]: sum(each["restartCount"] for each in pod["status"].get("containerStatuses") or ())
-        for pod in objects("pods", "-l", "app.kubernetes.io/component=scheduler")
+        for pod in objects("pods", labels="app.kubernetes.io/component=scheduler")
         if "deletionTimestamp" not in pod["metadata"]
     }
 

@@ -43,7 +43,7 @@ def test_the_plain_manifests_do_what_the_chart_does(tmp_path: Path) -> None:
         (folder / name).write_text(text)
     try:
         kubectl("apply", "-k", str(folder))
-        until(lambda: objects("pods", "-l", "elastune.dev/leader=true"), 300.0, "a scheduler leads")
+        until(lambda: objects("pods", labels="elastune.dev/leader=true"), 300.0, "a scheduler leads")
         apply(trial_document("plain", command=["python", "-c", "print('hello')"]))
         until(lambda: status("plain").get("phase") == "Succeeded", 180.0, "a trial succeeded")
         kubectl("-n", NAMESPACE, "delete", "trials,studies", "--all", "--timeout=60s")

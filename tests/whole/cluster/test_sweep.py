@@ -88,7 +88,7 @@ def of_this_sweep() -> list[dict[str, Any]]:
 
 
 def replicas_on(node: str) -> list[dict[str, Any]]:
-    pods = objects("pods", "-l", "elastune.dev/replica")
+    pods = objects("pods", labels="elastune.dev/replica")
     return [pod for pod in pods if pod["spec"].get("nodeName") == node and is_running(pod)]
 
 

@@ -49,8 +49,7 @@ def _urgent() -> Iterator[None]:
 
 
 def in_team(kind: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(kubectl("-n", TEAM, "get", kind, "-o", "json"))["items"]
-    return found
+    return objects(kind, namespace=TEAM)
 
 
 def phase_of(trial: dict[str, Any]) -> str:
@@ -223,7 +222,7 @@ def test_a_node_is_asked_for_while_a_trial_waits_for_it(cluster: Installed) -> N
     apply(trial_document("wide-trial", command=["python", "-c", "0"], minReplicas=9, maxReplicas=9))
 
     (placeholder,) = until(
-        lambda: [pod for pod in objects("pods", "-l", PLACEHOLDERS) if pod["status"].get("conditions")],
+        lambda: [pod for pod in objects("pods", labels=PLACEHOLDERS) if pod["status"].get("conditions")],
         60.0,
         "a placeholder waits for a node",
     )

@@ -38,7 +38,7 @@ from tests.support.cluster.rig import (
 def test_a_trial_of_a_few_lines_runs_and_kubectl_tells_about_it(cluster: Installed) -> None:
     began = time.monotonic()
     apply(trial_document("hello", command=["python", "-c", "print('hello from a pod')"]))
-    pods = until(lambda: objects("pods", "-l", "elastune.dev/trial=hello"), 10.0, "its pod is there")
+    pods = until(lambda: objects("pods", labels="elastune.dev/trial=hello"), 10.0, "its pod is there")
     seconds = time.monotonic() - began
     print(f"applied to pod created, by kubectl's clock: {seconds:.2f} s")
     until(lambda: status("hello").get("phase") == "Succeeded", 60.0, "it succeeded")
