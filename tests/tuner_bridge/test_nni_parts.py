@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sysconfig
 import threading
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import nni
 import pytest
 
 import tuner_bridge.nni
@@ -65,7 +65,7 @@ service.tell = message => console.log(message.submit.trial);
 
 def test_trials_come_in_nnis_order_whichever_its_store_answers_first(tmp_path: Path) -> None:
     """A slot goes to the trial that came first."""
-    folder = Path(nni.__path__[0] + "_node")
+    folder = Path(sysconfig.get_path("purelib"), "nni_node")
     service = Path(tuner_bridge.nni.__path__[0], "elastune_training_service.js")
     script = tmp_path / "submitting.js"
     script.write_text(f"const NNI = {str(folder)!r}, SERVICE = {str(service)!r};{SUBMITTING}")

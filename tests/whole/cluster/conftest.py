@@ -26,6 +26,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = [item for item in items if "tests/whole/cluster/" in str(item.path)]
     for item in here:
         item.add_marker(pytest.mark.cluster)
+        # A cluster of the tests' own has a certificate that nobody has signed.
+        item.add_marker(pytest.mark.filterwarnings("ignore::urllib3.exceptions.InsecureRequestWarning"))
         if item.get_closest_marker("timeout") is None:
             # The last one's includes the uninstallation.
             item.add_marker(pytest.mark.timeout(300))
