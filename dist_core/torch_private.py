@@ -32,6 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
 from torch.utils.data._utils import worker as data_worker
 from torch.utils.data._utils.worker import WorkerInfo
+from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from dist_core.errors import InvalidTraining
@@ -54,7 +55,7 @@ if RELEASE > TRIED_WITH:
     )
 
 # torch.distributed re-exports these at run time, but not to type checkers.
-__all__ = ["GradBucket", "HashStore", "PrefixStore", "Store"]
+__all__ = ["GradBucket", "HashStore", "LoaderIterator", "PrefixStore", "Store"]
 
 
 def refuse_to_divide_with_old_torch() -> None:

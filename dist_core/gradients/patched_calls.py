@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copyreg
 import functools
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.optim.swa_utils import AveragedModel
 
 from dist_core.errors import InvalidTraining
-from dist_core.torch_private import forget_scaled_step
+from dist_core.torch_private import LoaderIterator, forget_scaled_step
 
 
 class Wrapper(Protocol):
@@ -58,6 +59,10 @@ class Wrapper(Protocol):
 
     def other_optimizer_steps(self, optimizer: torch.optim.Optimizer) -> None:
         """Look at an optimizer that steps weights of no wrapped model."""
+        ...
+
+    def other_batch_drawn(self) -> None:
+        """Take note that the script has drawn a batch from a loader of torch's, with gradients on."""
         ...
 
     def adopt_scaler(self, scaler: Any) -> None:
@@ -154,6 +159,7 @@ def _watch_what_nobody_gave() -> None:
     _watch_scalers()
     _watch_averages()
     _watch_losses()
+    _watch_loaders()
 
 
 def _wrappers() -> Iterator[Wrapper]:
@@ -230,6 +236,21 @@ def _watch_losses() -> None:
         original(self, *args, **kwargs)  # type: ignore[no-untyped-call]  # not annotated in torch
 
     torch.Tensor.backward = backward  # type: ignore[method-assign]  # looks at losses of ours, and is torch's
+
+
+def _watch_loaders() -> None:
+    original = LoaderIterator.__next__
+
+    @functools.wraps(original)
+    def drawn(self: Any) -> Any:
+        batch = original(self)
+        # Evaluations have gradients off, and loaders of ours read through torch's.
+        if torch.is_grad_enabled() and not sys._getframe(1).f_globals.get("__name__", "").startswith("dist_core."):
+            for wrapper in _wrappers():
+                wrapper.other_batch_drawn()
+        return batch
+
+    LoaderIterator.__next__ = drawn  # type: ignore[method-assign]  # tells of batches, and is torch's
 
 
 def _watch_averages() -> None:

@@ -28,6 +28,8 @@ class StepPlace:
         """True once a backward pass has reached the model in the present microbatch."""
         self.stepped = False
         """True once the optimizer has stepped since the present batch was handed out."""
+        self.has_other_samples = False
+        """True once the loop's body has drawn samples that are none of the loader's: losses may be means over them."""
         self.is_asked_for = False
         """True once a trainer or a script has asked which of a step's passes is the last one."""
         self.passed_step = False

@@ -192,8 +192,8 @@ class BatchLooks:
             # Below one model's outputs another one may lie, whose hooks and norms are none of this loss's.
             if len(self._core.models) == 1 and mixes_samples(loss, rows, self._outputs):
                 other: str | None = _MIXED
-            elif place.amounts:
-                # The script, or its trainer, has said what the loss is a mean over.
+            elif place.amounts or place.has_other_samples:
+                # The script, or its trainer, has said what the loss is a mean over; or it has other parts besides.
                 other = None
             else:
                 other = other_than_mean(

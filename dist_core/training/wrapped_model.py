@@ -193,6 +193,17 @@ class WrappedModel:
     def backward_begins(self, loss: torch.Tensor) -> None:
         self.passes.look_at_loss(loss)
 
+    def other_batch_drawn(self) -> None:
+        """Make steps of one pass where the body draws from another loader, as in semi-supervised training."""
+        if self.step_place.step is None or not self.training:
+            return
+        self.step_place.has_other_samples = True
+        self._core.pacing.train_in_turns(
+            "the training loop draws batches from a DataLoader of its own in its body, but this step takes several "
+            "passes, and the body runs in each of them: a step would have as many of those batches. Train each batch",
+            is_divided=self.step_place.has_several_passes,
+        )
+
     def gradients_cleared(self) -> None:
         """Take note that the script clears gradients, which makes its steps passes that are not divided."""
         if self.step_place.step is None or self.step_place.passed_step or not self.step_place.has_gradients:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler as lr
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 import dist_core
 import dist_core.generations.membership
@@ -100,6 +100,42 @@ def with_an_optimizer_that_nobody_gave(kit: Kit) -> None:
         torch.optim.AdamW(model.parameters(), lr=0.1).step()
 
     one_step(kit, step)
+
+
+def with_a_loader_of_its_own(kit: Kit) -> list[float]:
+    """As semi-supervised training does; its evaluations are none of this."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = kit.wrap(model, optimizer)
+    others = DataLoader(examples(), batch_size=8)
+    drawn = iter(others)
+    for _ in kit.epochs(3):
+        for x, y in kit.loader(examples()):
+            with torch.no_grad():
+                assert len([wrapped(each) for each, _ in others]) == 12
+            try:
+                unlabelled, _ = next(drawn)
+            except StopIteration:
+                drawn = iter(others)
+                unlabelled, _ = next(drawn)
+            optimizer.zero_grad()
+            (mse(wrapped(x), y) + 0.1 * wrapped(unlabelled).pow(2).mean()).backward()
+            optimizer.step()
+    return weights_of(model)
+
+
+def with_evaluations_alone(kit: Kit) -> list[float]:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = kit.wrap(model, optimizer)
+    for _ in kit.epochs(1):
+        for x, y in kit.loader(examples()):
+            with torch.no_grad():
+                assert len([wrapped(each) for each, _ in DataLoader(examples(), batch_size=8)]) == 12
+            optimizer.zero_grad()
+            mse(wrapped(x), y).backward()
+            optimizer.step()
+    return weights_of(model)
 
 
 def with_a_loss_that_learns(kit: Kit) -> None:
@@ -487,12 +523,25 @@ def test_a_habit_that_cannot_work_is_refused_by_name(breaks: Habit, match: str, 
         (with_gradients_that_it_sets, r"sets gradients by itself, as after torch.autograd.grad\(\)"),
         (with_weights_that_it_clamps, "changes weights of Sequential by itself, as to clamp or to decay them"),
         (with_weights_that_it_perturbs, "moves weights of Sequential between two outputs of one batch"),
+        (with_a_loader_of_its_own, "draws batches from a DataLoader of its own in its body"),
         (with_updates_in_the_backward_pass, r"SGD.step\(\) runs within backward\(\), in a hook of a gradient"),
     ],
 )
 def test_a_habit_that_cannot_be_divided_is_refused_by_name(breaks: Habit, match: str) -> None:
     with pytest.raises(AssertionError, match=match):
         as_trial(breaks, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("trains", "replicas", "passes"),
+    [(with_a_loader_of_its_own, 1, 1), (with_a_loader_of_its_own, 2, 1), (with_evaluations_alone, 1, 3)],
+)
+def test_batches_of_a_loader_that_is_not_the_trials_train_as_in_plain_pytorch(
+    trains: Habit, replicas: int, passes: int
+) -> None:
+    expected = in_plain_pytorch(trains)
+    for weights in as_trial(trains, replicas, passes):
+        assert weights == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_step_that_cannot_be_divided_is_of_one_pass_from_the_beginning() -> None:
