@@ -112,7 +112,7 @@ class LoopSums(Listener):
     def loop_began(self, *, completed: bool) -> None:
         if completed:
             return
-        present = _numbers_by_function()
+        present = numbers_by_function()
         is_the_one = self._waiting.get("loop") == self._loop and self._is_alone()
         for function, numbers in self._waiting["numbers"].items() if is_the_one else ():
             frame, variables = present.get(function, (None, {}))
@@ -120,7 +120,7 @@ class LoopSums(Listener):
                 assert frame is not None
                 put_variable(frame, path, placed(numbers[path], variables[path]))
         self._waiting = {}
-        self._at_first = {name: copied_plain(numbers) for name, (_, numbers) in _numbers_by_function().items()}
+        self._at_first = {name: copied_plain(numbers) for name, (_, numbers) in numbers_by_function().items()}
 
     def loop_ended(self) -> None:
         self._at_first = {}
@@ -137,7 +137,7 @@ class LoopSums(Listener):
                 for path, value in numbers.items()
                 if path in self._at_first.get(name, {}) and not bool(self._at_first[name][path] == value)
             }
-            for name, (_, numbers) in _numbers_by_function().items()
+            for name, (_, numbers) in numbers_by_function().items()
         }
         return {"loop": self._loop, "numbers": {name: copied_plain(found) for name, found in moved.items() if found}}
 
@@ -146,7 +146,7 @@ class LoopSums(Listener):
         self._waiting = {} if self._position.in_training_loop else state
 
 
-def _numbers_by_function() -> dict[str, tuple[FrameType, dict[str, Any]]]:
+def numbers_by_function() -> dict[str, tuple[FrameType, dict[str, Any]]]:
     """Return the numbers, and tensors of one, that the user's functions hold in variables and objects, by path."""
     by_function = {}
     for frame in users_frames():

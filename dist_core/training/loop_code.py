@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
-from dist_core.state.counts import users_frames
+from dist_core.state.counts import numbers_by_function, users_frames
 from dist_core.state.script_variables import is_users_module
 from dist_core.trial.replica import Replica
 
@@ -64,6 +64,18 @@ def sum_over_uncounted_samples() -> str | None:
             by_samples += sorted((added - set_anew) & _names_loaded(statement))
             counts = False
     return None if counts else next((name for name in by_samples if name not in set_anew), None)
+
+
+def count_that_decides(numbers: Collection[int]) -> tuple[str, int] | None:
+    """Return a variable of the user's that is one of these numbers, and that the code around the loop compares."""
+    for frame, variables in numbers_by_function().values():
+        code = list(dis.get_instructions(frame.f_code))
+        compares = [each for each in _statements(code) if any(part.opname == "COMPARE_OP" for part in each)]
+        compared = {name for statement in compares for name in _names_loaded(statement)}
+        for path, value in variables.items():
+            if type(value) is int and value in numbers and path.rpartition(".")[2] in compared:
+                return path, value
+    return None
 
 
 def divides_by_len() -> bool:

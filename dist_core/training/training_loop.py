@@ -13,7 +13,12 @@ from dist_core.errors import InvalidTraining, RunAgain
 from dist_core.goodput import fixed_choice
 from dist_core.state.random_streams import seeded
 from dist_core.state.seeds import derived_seed
-from dist_core.training.loop_code import counts_by_enumerate, puts_together, sum_over_uncounted_samples
+from dist_core.training.loop_code import (
+    count_that_decides,
+    counts_by_enumerate,
+    puts_together,
+    sum_over_uncounted_samples,
+)
 from dist_core.training.step_times import StepTimes
 from dist_core.trial.replica import Replica
 
@@ -23,6 +28,8 @@ if TYPE_CHECKING:
 MOST_DRY_BATCHES = 64
 """A joiner that has taken no gradient by then takes none in this loop."""
 _PROGRESS_TOLERANCE = 1e-9
+_MOST_OFF = 0.02
+"""Part by which a count of batches may be off unnoticed."""
 _LEFT_BY_COUNT = (
     "the training loop was left after {} batches, the value of len(loader) when it began; with an adaptive batch "
     "size, the number of batches in a pass changes. Code that counts batches should let the loop run to its end"
@@ -31,6 +38,17 @@ _LEFT_BY_COUNT = (
 
 def _is_trained(core: Replica) -> bool:
     return any(model.step_place.computed or model.step_place.passed_step for model in core.models)
+
+
+class BodyCount:
+    """Batches that the loop's body was given, a part of a step's batch where that comes in several passes."""
+
+    def __init__(self) -> None:
+        self.bodies = 0
+        self.uncounted = 0
+        """Bodies of steps that did not count."""
+        self.worth = 0.0
+        """Batches of the script that the steps are worth that did."""
 
 
 class LoopMarks:
@@ -45,8 +63,10 @@ class LoopMarks:
         """The step whose last batch is with the user's code, until it is counted."""
         self.completed: StepPlan | None = None
         """The step that was counted while its iterator was still held."""
-        self.handed_out = self.promised = self.uncounted = 0
-        """Batches that the present loop's body was given, that ``len`` says, and of steps that did not count."""
+        self.promised = 0
+        """Batches of the present loop, as ``len`` says."""
+        self.in_loop, self.in_all = BodyCount(), BodyCount()
+        """Batches of the present loop, and of all loops in this process."""
         self.seen: int | None = None
         """Batches that the latest loop's sums are of, once it has run to its end."""
         self.left_out = 0
@@ -113,7 +133,7 @@ class TrainingLoop:
         if self._has_no_batch:
             self._loader.cursor.end_pass()
         steps_before = core.position.steps
-        self._marks.handed_out = self._marks.uncounted = 0
+        self._marks.in_loop = BodyCount()
         self._marks.promised = self._loader.batches_of_pass() if self._loader.epoch_size is not None else 0
         try:
             ran_out = yield from self._train_steps(core, started_passes, steps_before)
@@ -121,7 +141,8 @@ class TrainingLoop:
             self._marks.loaded = None
             self._loader.source.end_loop()
         if ran_out:
-            self._marks.seen = None if sums_are_older else self._marks.handed_out - self._marks.uncounted
+            count = self._marks.in_loop
+            self._marks.seen = None if sums_are_older else count.bodies - count.uncounted
             self._warn_of_sum(core)
             core.habits.loop_ran_out()
             core.loops.end()
@@ -178,7 +199,8 @@ class TrainingLoop:
                 for index, batch in enumerate(step.batches):
                     for model in core.models:
                         model.passes.begin(step.plan, index, measures=step.measures)
-                    self._marks.handed_out += 1
+                    for count in self._counts:
+                        count.bodies += 1
                     core.habits.note_pass(
                         len(step.plan.micro_batches[index]), passes=len(step.batches), batch=step.plan.global_batch
                     )
@@ -203,11 +225,28 @@ class TrainingLoop:
                 self._marks.open = None
                 if core.pacing.loader is self._loader:
                     times.note(step.plan, measures=step.measures)
-                steps_so_far = core.position.steps
-                core.steps.finish(self._loader, step.plan.global_batch)
-                if core.position.steps == steps_so_far:
-                    self._marks.uncounted += len(step.batches)
+                self._finish(core, step.plan)
         return True
+
+    @property
+    def _counts(self) -> tuple[BodyCount, BodyCount]:
+        return self._marks.in_loop, self._marks.in_all
+
+    def _finish(self, core: Replica, step: StepPlan) -> bool:
+        """Finish a step; tell whether it counts on all replicas."""
+        position, steps_so_far, before = core.position, core.position.steps, core.position.progress
+        core.steps.finish(self._loader, step.global_batch)
+        progress, passes = position.progress - before, len(step.micro_batches)
+        is_counted = position.steps > steps_so_far
+        assert core.adaptation is not None
+        # A second loop within an epoch makes no progress.
+        worth = progress / min(step.global_batch, core.adaptation.bounds.init_batch) if progress else passes
+        for count in self._counts:
+            if is_counted:
+                count.worth += worth
+            else:
+                count.uncounted += passes
+        return is_counted
 
     def _leave_early(self, core: Replica, step: StepPlan, has_trained: bool) -> None:
         """Leave the loop that the user broke out of: a step that was applied counts.
@@ -221,12 +260,12 @@ class TrainingLoop:
         passed = any(model.step_place.passed_step for model in core.models)
         lost = passed and (core.broken is not None or core.shared_step.is_left_out)
         stepped = lost or any(model.step_place.stepped for model in core.models)
-        steps_so_far = core.position.steps
+        is_counted = True
         core.loops.leave_early(self._loader, has_trained=has_trained or stepped)
         self._loader.cursor.left |= has_trained or stepped
         try:
             if stepped:
-                core.steps.finish(self._loader, step.global_batch)
+                is_counted = self._finish(core, step)
             else:
                 core.record.step_is_left()
             core.rollback.begin_between_loops()
@@ -235,23 +274,42 @@ class TrainingLoop:
         finally:
             for model in core.models:
                 model.passes.leave()
-        marks = self._marks
-        uncounted = stepped and core.position.steps == steps_so_far
-        marks.uncounted += uncounted * len(step.micro_batches)
+        marks, bodies = self._marks, self._marks.in_loop.bodies
         start = core.position.loop_start
         is_left = bool(self._loader.cursor.position) or (start is not None and self._loader.cursor.passes == start[1])
         # Who looks at one more batch than it trains on does not count them.
-        left_by_count = stepped and marks.handed_out == marks.promised and self._loader.cursor.left and is_left
-        if left_by_count and marks.uncounted and marks.may_be_counted:
+        left_by_count = stepped and bodies == marks.promised and self._loader.cursor.left and is_left
+        if left_by_count and marks.in_loop.uncounted and marks.may_be_counted:
             # Whoever counts batches leaves before all samples were trained.
             if core.environment is None:
                 # Alone, nobody runs the script again.
-                core.warn(_LEFT_BY_COUNT.format(marks.handed_out))
+                core.warn(_LEFT_BY_COUNT.format(bodies))
             core.leaving.postpone(RunAgain(in_loop=True))
-        elif uncounted:
+        elif not is_counted:
             core.warn("the training loop was left at a step in which a replica was lost: that step does not count")
         elif left_by_count:
-            core.warn(_LEFT_BY_COUNT.format(marks.handed_out))
+            core.warn(_LEFT_BY_COUNT.format(bodies))
+        elif core.pacing.loader is self._loader:
+            self._warn_of_own_count(core)
+
+    def _warn_of_own_count(self, core: Replica) -> None:
+        """Warn of a loop that was left by a count of its batches, which are not the script's."""
+        if any(model.step_place.is_asked_for for model in core.models):
+            # It counts steps and not bodies.
+            return
+        for count in self._counts:
+            bodies = count.bodies - count.uncounted
+            # The last one may have been looked at only.
+            if bodies - 1 - _MOST_OFF * bodies <= count.worth <= (1 + _MOST_OFF) * bodies:
+                continue
+            found = count_that_decides({bodies, bodies - 1})
+            if found is not None and core.generation.group.rank == 0:
+                core.warn(
+                    f"the training loop was left where {found[0]!r}, its count of batches, is {found[1]}, but they "
+                    f"are worth {count.worth:.0f} of the script's: a step may come in several passes, and counts for "
+                    "more with a larger batch. Count with dist_core.progress_step(batch_size)"
+                )
+                return
 
     def complete_step(self, core: Replica) -> None:
         """Count the last step of an epoch that ends while an iterator over this loader is still held."""

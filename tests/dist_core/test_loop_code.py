@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dist_core.training.loop_code import counts_by_enumerate, sum_over_uncounted_samples
-from tests.support.habits import Kit, as_trial, examples, in_plain_pytorch, network
+from tests.support.habits import Habit, Kit, as_trial, examples, hear, in_plain_pytorch, network
 
 SAMPLES = torch.ones(4)
 LIBRARY = """
@@ -123,3 +123,38 @@ def mean_losses(kit: Kit) -> list[float]:
 @pytest.mark.parametrize("passes", [1, 3])
 def test_a_mean_over_batches_is_one_over_those_that_the_body_was_given(passes: int) -> None:
     assert as_trial(mean_losses, 1, passes) == [pytest.approx(in_plain_pytorch(mean_losses), rel=1e-5)]
+
+
+def until_ten(kit: Kit, *, counts_steps: bool) -> list[str]:
+    """What the trial warns of, where the loop ends by a count of its own."""
+    words: list[str] = []
+    hear(words)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
+    step = 0
+    for _ in kit.epochs(4):
+        for x, y in loader:
+            nn.functional.mse_loss(wrapped(x), y).backward()
+            optimizer.step()
+            step += not counts_steps or wrapped.is_last_micro_batch
+            if step >= 10:
+                return words
+    return words
+
+
+def by_batches(kit: Kit) -> list[str]:
+    return until_ten(kit, counts_steps=False)
+
+
+def by_steps(kit: Kit) -> list[str]:
+    return until_ten(kit, counts_steps=True)
+
+
+@pytest.mark.parametrize(
+    ("ends", "passes", "is_told"), [(by_batches, 1, False), (by_batches, 2, True), (by_steps, 2, False)]
+)
+def test_a_loop_that_is_left_by_a_count_of_passes_is_told_of(ends: Habit, passes: int, is_told: bool) -> None:
+    [words] = as_trial(ends, 1, passes)
+    said = "left where 'step', its count of batches, is 10, but they are worth 5 of the script's"
+    assert [said in each for each in words if "count of batches, is" in each] == [True] * is_told
