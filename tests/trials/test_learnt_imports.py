@@ -29,12 +29,13 @@ def main():
     import heavy
     print("had", ",".join(had) or "nothing", heavy.MADE_BY, os.getpid(), flush=True)
     return 7
-def waits():
+def waits_and_imports_nothing():
     while not pathlib.Path("go").exists():
         time.sleep(0.01)
-    return main()
-def imports_nothing():
     return 7
+def waits():
+    waits_and_imports_nothing()
+    return main()
 def tells_and_waits():
     import heavy
     from dist_core.hooks import first_step_begins
@@ -133,13 +134,14 @@ def test_it_is_learnt_at_the_first_step_and_the_next_waits_for_the_import(learni
 
 def test_no_more_import_by_themselves_than_there_are_cores(learning: Learning, monkeypatch: pytest.MonkeyPatch) -> None:
     learning.servers.cores = 2
-    monkeypatch.setattr(fork_client, "FIRST_SECONDS", 1.0)
+    monkeypatch.setattr(fork_client, "FIRST_SECONDS", 60.0)
     learning.until_learnt()
     first = learning.start("waits")
     assert learning.may_start()
     second = learning.start("waits")
     assert not learning.may_start()
-    learning.until_learnt()  # Nobody waits for ever.
+    monkeypatch.setattr(fork_client, "FIRST_SECONDS", 0.0)
+    assert learning.may_start()  # Nobody waits for ever.
     (learning.folder / "go").touch()
     assert {wait_for_exit(learning.launcher, each).status for each in (first, second)} == {7}
     learning.until_learnt()
@@ -176,8 +178,9 @@ def test_a_replica_with_another_value_of_what_a_package_names_imports_by_itself(
 
 
 def test_one_with_another_value_of_what_torch_reads_starts_cold(learning: Learning) -> None:
-    replica = learning.start("imports_nothing", TORCH_LOGS="+dynamo")
+    replica = learning.start("waits_and_imports_nothing", TORCH_LOGS="+dynamo")
     assert psutil.Process(replica.pid).ppid() == os.getpid()
+    (learning.folder / "go").touch()
     assert wait_for_exit(learning.launcher, replica).status == 7
 
 

@@ -244,7 +244,8 @@ class ForkServers:
             if _fullest(fixed).is_on_its_way or (code.has_begun and any(each.is_on_its_way for each in fixed)):
                 return False
             if leaf is not None:
-                return not leaf.is_on_its_way
+                # Its end may be told of just now: the next look starts another one.
+                return leaf.ready or leaf.is_late
             patience = time.monotonic() - FIRST_SECONDS
             return sum(began > patience for began in code.importing.values()) < self.cores
 
@@ -391,7 +392,11 @@ class _Server:
     @property
     def is_on_its_way(self) -> bool:
         settled = self.ready or self.gone or bool(self.unfit)
-        return not settled and time.monotonic() - self._began < PREPARE_SECONDS
+        return not settled and not self.is_late
+
+    @property
+    def is_late(self) -> bool:
+        return time.monotonic() - self._began >= PREPARE_SECONDS
 
     def is_to_import(self, names: Sequence[str], changed: Mapping[str, str]) -> None:
         """Have it import these before it forks the next replica."""
