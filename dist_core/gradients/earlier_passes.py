@@ -7,14 +7,13 @@ given back when the last one's begins: clipping sees the whole step's gradient, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
-from dist_core.errors import InvalidTraining
 from dist_core.torch_private import after_backward, tensors_in
 
 
@@ -117,22 +116,16 @@ def around_backward(
     *,
     begin: Callable[[], None] | None,
     end: Callable[[], None],
-    weights: Iterable[nn.Parameter] = (),
+    weights: Sequence[nn.Parameter],
 ) -> None:
     """Have ``begin`` run when a backward pass reaches the model's output, and ``end`` when that pass is complete.
 
     Both run once where it reaches several outputs that were given the same ``backward``. ``begin`` also runs before any
     of ``weights`` gets a gradient: a loss may come by one, such as the scale of a contrastive loss, sooner than by the
-    output. Raises InvalidTraining when no tensor is found in the output to notice the pass by.
+    output. An output in which no tensor is found, such as a distribution, is known by its weights alone.
     """
     # A parameter that is returned as it is keeps its hooks, and is no sign that this pass's gradients are coming.
     tensors = [tensor for tensor in tensors_in(output) if tensor.requires_grad and not tensor.is_leaf]
-    if not tensors:
-        raise InvalidTraining(
-            f"the model returned {type(output).__name__} without a tensor that has a gradient; to train in several "
-            "micro-batches, it must return tensors, or lists, tuples and dicts of them"
-        )
-
     # One that still runs when a forward pass is made has failed, and tells nobody of its end.
     backward.forget()
 
@@ -146,13 +139,16 @@ def around_backward(
         after_backward(lambda: after_backward(over))
 
     def over() -> None:
-        backward.forget()
+        backward.runs = False
+        if tensors:
+            backward.forget()
         end()
 
     for tensor in tensors:
         tensor.register_hook(reached)  # type: ignore[no-untyped-call]  # not annotated in torch
-    trained = (weight for weight in weights if weight.requires_grad)
-    backward.handles = [weight.register_hook(reached) for weight in trained]  # type: ignore[no-untyped-call]  # as above
+    if begin is not None or not tensors:
+        trained = (weight for weight in weights if weight.requires_grad)
+        backward.handles = [weight.register_hook(reached) for weight in trained]  # type: ignore[no-untyped-call]  # as above
 
 
 class SynchronizedNorms:

@@ -198,18 +198,13 @@ class WrappedState:
                     f"the trial's model has no {min(missing)!r}; every replica has to build the same model"
                 )
         present = self._module.state_dict()
-        elsewhere = {
-            name: value
+        in_place = all(
+            isinstance(value, torch.Tensor) and name in present and value.data_ptr() == present[name].data_ptr()
             for name, value in state.items()
-            if name not in present
-            or not isinstance(value, torch.Tensor)
-            or value.data_ptr() != present[name].data_ptr()
-            or value.numel() == 0
-        }
-        if len(elsewhere) == len(state) and not left_out:
-            self._module.load_state_dict(state)
-        else:
-            self._module.load_state_dict(elsewhere, strict=False)
+        )
+        if not in_place:
+            # All of it: hooks of modules take what is missing for a checkpoint of an older version.
+            self._module.load_state_dict(state, strict=not left_out)
 
     def _load_scaler(self) -> None:
         if self.scaler is not None and self._kept_scaler is not None:

@@ -112,7 +112,7 @@ class PartPasses(Passes):
 
     def watch(self, output: Any) -> None:
         """Watch the output of a forward pass, to act behind its backward pass."""
-        around_backward(output, self._backward, begin=None, end=self.end_pass)
+        around_backward(output, self._backward, begin=None, end=self.end_pass, weights=self._parameters)
 
     def end_pass(self) -> None:
         """End a backward pass: its gradients wait for the step's others, or all of them are summed."""

@@ -120,6 +120,16 @@ class BatchLooks:
                 is_divided=True,
             )
 
+    def _look_at_first_pass(self) -> None:
+        """Warn of weights that the first forward pass of all has set, and take them for what the step begins with."""
+        before, self._sums = self._sums_of_pass, self._summed_weights()
+        self._sums_of_pass = self._sums
+        if self._sums != before and self._divides:
+            self._warn(
+                f"the first forward pass of {self._model} sets its weights, by its samples or by random numbers: these "
+                "were a replica's and a pass's own samples, and all replicas go on with the weights of rank 0"
+            )
+
     def _look_within_pass(self) -> None:
         """Make steps of one pass where weights have moved since the pass's first output, as SAM moves them."""
         if self._sums_of_pass and torch.is_grad_enabled() and self._summed_weights() != self._sums_of_pass:
@@ -137,6 +147,8 @@ class BatchLooks:
     def forward_ended(self, output: Any) -> None:
         if self._place.step is None:
             return
+        if self._weights_left == MOST_LOOKS - 1:
+            self._look_at_first_pass()
         if self._losses_left or self._inputs_left:
             self._outputs += tensors_in(output)
         if self._norms and self._divides:

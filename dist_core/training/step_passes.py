@@ -173,7 +173,7 @@ class StepPasses(Passes):
                 self._backward,
                 begin=self._give_back_gradients if last else None,
                 end=self._whole_gradient_is_there if last else self._hide_gradients,
-                weights=self._parameters if last else (),
+                weights=self._parameters,
             )
 
     @property

@@ -77,6 +77,53 @@ def accumulates_by_its_own_counter(kit: Kit) -> list[float]:
     return weights_of(model)
 
 
+class ActNorm(nn.Module):
+    """Sets its weights by the first batch that it sees, as in Glow."""
+
+    is_set: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift, self.scale = nn.Parameter(torch.zeros(6)), nn.Parameter(torch.ones(6))
+        self.register_buffer("is_set", torch.zeros((), dtype=torch.bool))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.is_set:
+            with torch.no_grad():
+                self.shift.copy_(x.mean(0))
+                self.scale.copy_(1.0 / x.std(0))
+                self.is_set.fill_(True)
+        return (x - self.shift) * self.scale
+
+
+def sets_its_weights_by_its_first_batch(kit: Kit) -> tuple[list[float], list[str]]:
+    words: list[str] = []
+    habits.hear(words)
+    model = nn.Sequential(ActNorm(), network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
+    for _ in kit.epochs(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            mse(wrapped(x), y).backward()
+            optimizer.step()
+    return weights_of(model), [each for each in words if "sets its weights" in each]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "passes", "warns"), [(1, 1, False), (1, 3, True), (2, 1, True), (GROWN, 1, False)]
+)
+def test_weights_that_the_first_forward_pass_sets_are_rank_0s_everywhere(
+    replicas: int, passes: int, warns: bool
+) -> None:
+    expected, _ = in_plain_pytorch(sets_its_weights_by_its_first_batch)
+    (first, words), *others = as_trial(sets_its_weights_by_its_first_batch, replicas, passes)
+    assert len(words) == warns
+    assert first == pytest.approx(expected, abs=1.0 if warns else 1e-5)
+    for weights, _ in others:
+        assert weights == pytest.approx(first, abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("habit", "world"),
     [(draws_in_its_updates, 2), (draws_in_its_updates, PAIR), (loads_its_own_weights, 3)],
