@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from dist_core.errors import InvalidTraining
 from dist_core.training.loader import AdaptiveDataLoader
-from dist_core.training.others_loop import InPlaceOfLoader, is_stream, order_of
+from dist_core.training.others_loop import InPlaceOfLoader, is_stream, order_of, own_batch_sampler
 
 
 class TrainingPass(InPlaceOfLoader):
@@ -35,6 +35,12 @@ def refuse_another_loader(theirs: Any, args: Any) -> None:
         raise InvalidTraining(
             f"get_train_dataloader() returned a {type(theirs).__name__}; replicas share each batch, so it has to "
             "return a torch.utils.data.DataLoader. Join datasets with torch.utils.data.ConcatDataset"
+        )
+    if (chosen := own_batch_sampler(theirs)) is not None:
+        raise InvalidTraining(
+            f"get_train_dataloader() returned a DataLoader whose {type(chosen).__name__} chooses the samples of each "
+            "batch, but the trial forms the batches itself, because replicas share them. Use a sampler that yields "
+            "single indices (in sentence-transformers: one dataset, and no batch_sampler in the arguments)"
         )
     cut = getattr(theirs.batch_sampler, "batch_size", theirs.batch_size)
     # The trainer's own has a batch for each GPU that the process sees.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal, TypeVar
 
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from dist_core.errors import InvalidTraining
 from dist_core.gradients.step_place import StepPlace
@@ -98,6 +98,16 @@ def _innermost(theirs: Any) -> Any:
     while batches is not None and not isinstance(getattr(batches, "sampler", None), Sampler):
         batches = getattr(batches, "batch_sampler", None)
     return sampler if batches is None else batches.sampler
+
+
+def own_batch_sampler(theirs: DataLoader[Any]) -> Any:
+    """Return a batch sampler that chooses which samples come together; None for one that cuts a sampler's order."""
+    batches = theirs.batch_sampler
+    while batches is not None and type(batches).__iter__ is not BatchSampler.__iter__:
+        if type(batches).__module__.partition(".")[0] != "accelerate":
+            return batches
+        batches = getattr(batches, "batch_sampler", None)
+    return None
 
 
 _TOLERANCE = 1e-9

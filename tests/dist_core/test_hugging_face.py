@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
 import dist_core
 from tests.support.habits import GROWN, PAIR, RESCALED, Kit, as_trial, in_plain_pytorch, weights_of, with_a_loss
@@ -166,11 +166,18 @@ def test_evaluations_see_the_samples_that_the_trainer_says_each_as_much_as_anoth
         assert found == pytest.approx(expected, abs=1e-5)
 
 
+class ByLength(BatchSampler):
+    def __iter__(self) -> Iterator[list[int]]:
+        yield from reversed(list(super().__iter__()))
+
+
 @pytest.mark.parametrize(
     ("loader", "sentence"),
     [
         (list(range(3)), r"get_train_dataloader\(\) returned a list; .*ConcatDataset"),
         (DataLoader(Tokens(32), 8), "returned batches of 8 samples, but per_device_train_batch_size is 24"),
+        (DataLoader(Tokens(32), batch_sampler=[list(range(24))]), "whose list chooses the samples of each batch"),
+        (DataLoader(Tokens(32), batch_sampler=ByLength(range(32), 24, False)), "whose ByLength chooses the samples"),
     ],
 )
 @pytest.mark.parametrize("derived", [True, False])
