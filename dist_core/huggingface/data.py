@@ -10,7 +10,13 @@ from torch.utils.data import DataLoader
 
 from dist_core.errors import InvalidTraining
 from dist_core.training.loader import AdaptiveDataLoader
-from dist_core.training.others_loop import InPlaceOfLoader, is_stream, order_of, own_batch_sampler
+from dist_core.training.others_loop import (
+    InPlaceOfLoader,
+    is_stream,
+    order_of,
+    own_batch_sampler,
+    refuse_own_iteration,
+)
 
 
 class TrainingPass(InPlaceOfLoader):
@@ -36,6 +42,7 @@ def refuse_another_loader(theirs: Any, args: Any) -> None:
             f"get_train_dataloader() returned a {type(theirs).__name__}; replicas share each batch, so it has to "
             "return a torch.utils.data.DataLoader. Join datasets with torch.utils.data.ConcatDataset"
         )
+    refuse_own_iteration(theirs, whom="the trainer")
     if (chosen := own_batch_sampler(theirs)) is not None:
         raise InvalidTraining(
             f"get_train_dataloader() returned a DataLoader whose {type(chosen).__name__} chooses the samples of each "

@@ -33,12 +33,7 @@ def elastic_like(
 
     Raises InvalidTraining for a loader whose batches somebody else cuts; ``whom`` it was given to.
     """
-    if type(theirs).__iter__ is not DataLoader.__iter__:
-        raise InvalidTraining(
-            f"{whom} was given a {type(theirs).__name__}, whose own __iter__ would be ignored: the trial forms the "
-            "batches itself, because replicas share them. Give a torch.utils.data.DataLoader, and do in its dataset or "
-            "its collate_fn what the class does"
-        )
+    refuse_own_iteration(theirs, whom=whom)
     if theirs.batch_size is None:
         raise InvalidTraining(
             f"{whom} was given a DataLoader with a batch_sampler, but the trial forms the batches itself, because "
@@ -58,6 +53,22 @@ def elastic_like(
         **taken,
         **options,
     )
+
+
+def refuse_own_iteration(theirs: DataLoader[Any], *, whom: str) -> None:
+    """Raise InvalidTraining for a loader of a class that does something with the batches when it is read."""
+    for kind in type(theirs).__mro__:
+        own = [name for name in ("__iter__", "_get_iterator") if name in vars(kind)]
+        if own and not _is_known(kind):
+            raise InvalidTraining(
+                f"{whom} was given a {type(theirs).__name__}, whose own {own[0]} would be ignored: the trial forms the "
+                "batches itself, because replicas share them. Give a torch.utils.data.DataLoader, and do in its "
+                "dataset or its collate_fn what the class does"
+            )
+
+
+def _is_known(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in ("torch", "accelerate")
 
 
 class InPlaceOfLoader:
@@ -88,7 +99,7 @@ def _is_a_shuffle(sampler: Any) -> bool:
     """Tell whether this is what ``shuffle=True`` makes, or a library's equivalent: each sample once, in any order."""
     if not isinstance(sampler, RandomSampler) or sampler.replacement or sampler._num_samples is not None:
         return False
-    return type(sampler).__module__.partition(".")[0] in ("torch", "accelerate")
+    return _is_known(type(sampler))
 
 
 def _innermost(theirs: Any) -> Any:
@@ -104,7 +115,7 @@ def own_batch_sampler(theirs: DataLoader[Any]) -> Any:
     """Return a batch sampler that chooses which samples come together; None for one that cuts a sampler's order."""
     batches = theirs.batch_sampler
     while batches is not None and type(batches).__iter__ is not BatchSampler.__iter__:
-        if type(batches).__module__.partition(".")[0] != "accelerate":
+        if not _is_known(type(batches)):
             return batches
         batches = getattr(batches, "batch_sampler", None)
     return None

@@ -58,8 +58,15 @@ class Doubled(DataLoader[Any]):
         return (2 * batch for batch in super().__iter__())
 
 
-def test_a_loader_that_changes_batches_is_refused() -> None:
-    with pytest.raises(
-        InvalidTraining, match=r"fit was given a Doubled, whose own __iter__ would be ignored.*collate_fn"
-    ):
-        elastic_like(Doubled(NUMBERS, 2), AdaptiveDataLoader, whom="fit")
+class Filtered(DataLoader[Any]):
+    """As the loaders of a graph's neighbours are made."""
+
+    def _get_iterator(self) -> Any:
+        return (2 * batch for batch in super()._get_iterator())
+
+
+@pytest.mark.parametrize(("kind", "own"), [(Doubled, "__iter__"), (Filtered, "_get_iterator")])
+def test_a_loader_that_changes_batches_is_refused(kind: type[DataLoader[Any]], own: str) -> None:
+    sentence = f"fit was given a {kind.__name__}, whose own {own} would be ignored.*collate_fn"
+    with pytest.raises(InvalidTraining, match=sentence):
+        elastic_like(kind(NUMBERS, 2), AdaptiveDataLoader, whom="fit")
