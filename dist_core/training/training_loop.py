@@ -197,6 +197,8 @@ class TrainingLoop:
                 core.sums.mark()
                 core.script_habits.step_begins()
                 for index, batch in enumerate(step.batches):
+                    if index > 0:
+                        core.script_habits.pass_begins()
                     for model in core.models:
                         model.passes.begin(step.plan, index, measures=step.measures)
                     for count in self._counts:

@@ -109,7 +109,7 @@ class SameWeights(Voter, Listener):
         if not weights:
             self._look = None
         elif weights[0][1].device.type == "cpu":
-            self._look = _sampled(step, self._chosen(weights, step))
+            self._look = _sampled(step, _in_turn(weights, step))
         else:
             self._look = self._arrived(step, weights)
         return self._numbers()
@@ -153,9 +153,8 @@ class SameWeights(Voter, Listener):
         if relative <= ROUNDING:
             self._sleeps_until = look.step + TOLERATED_STEPS
             return
-        if not self._same_at and look.step < EVERY_ON_DEVICE:
+        if look.step == 0:
             # Set by the first forward pass, by its samples or at random. What differs again is told then.
-            self._same_at.update(dict.fromkeys(look.names, look.step))
             self._take_over()
             return
         if any(model.resyncs for model in self._models):
@@ -203,16 +202,10 @@ class SameWeights(Voter, Listener):
                     named.append((prefix + name, parameter))
         return [each for each in named if each[1].device == named[0][1].device]
 
-    def _chosen(self, weights: list[Named], turn: int) -> list[Named]:
-        """Return some weights in turn; all of them where they have not been compared."""
-        first = turn * PARAMETERS
-        in_turn = [weights[index % len(weights)] for index in range(first, first + PARAMETERS)]
-        return in_turn if self._same_at else weights
-
     def _arrived(self, step: int, weights: list[Named]) -> _Look | None:
         """Give a look at weights on a device that has arrived; the next one begins then."""
         if step % EVERY_ON_DEVICE == 0:
-            look = _sampled(step, self._chosen(weights, step // EVERY_ON_DEVICE))
+            look = _sampled(step, _in_turn(weights, step // EVERY_ON_DEVICE))
             device = self._models[0].device_of_gradients
             host = device.host_memory(look.content.shape, torch.uint8)
             device.copy(host, look.content)
@@ -225,6 +218,12 @@ class SameWeights(Voter, Listener):
             look.arrives.wait()
             return look
         return None
+
+
+def _in_turn(weights: Sequence[Named], turn: int) -> Sequence[Named]:
+    """Return some weights in turn; all of them at first."""
+    first = turn * PARAMETERS
+    return [weights[index % len(weights)] for index in range(first, first + PARAMETERS)] if turn else weights
 
 
 def _sampled(step: int, weights: Sequence[Named]) -> _Look:

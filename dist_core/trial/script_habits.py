@@ -68,26 +68,49 @@ class ScriptHabits(Listener):
             # A survivor may have taken over another one's.
             self._rates = self._rates_now()
 
+    def pass_begins(self) -> None:
+        """Refuse a copy of the weights that the body has moved in an earlier pass of the present step."""
+        if self._before is not None:
+            now = self._variables.tensors()
+            copy = self._copy_among(now, self._changed(now))
+            if copy is not None:
+                self._train_in_turns(copy, is_divided=True)
+
     def step_counts(self) -> None:
         if self._before is None:
             return
-        now, before = self._variables.tensors(), self._before
+        now = self._variables.tensors()
+        changed = self._changed(now)
         self._left -= 1
         self._before = now if self._left else None
-        changed = [path for path in now if path in before and now[path][1] != before[path][1]]
         if changed and not self._moves_tensors and sum(now[path][0].nbytes for path in changed) <= MOST_BYTES_KEPT:
             self._moves_tensors = True
             self._variables.look()
-        if not changed or not self._are_like_the_weights([now[path][0] for path in changed]):
+        copy = self._copy_among(now, changed)
+        if copy is None:
             return
         self._before, self._moves_copy = None, True
-        largest = max(changed, key=lambda path: now[path][0].numel())
         self._variables.look()
+        # Else it has moved in the last pass alone, as of a script that asks which one that is.
+        if not self._models.are_in_a_part:
+            self._train_in_turns(copy, is_divided=False)
+
+    def _changed(self, now: dict[str, tuple[torch.Tensor, Any]]) -> list[str]:
+        before = self._before or {}
+        return [path for path in now if path in before and now[path][1] != before[path][1]]
+
+    def _copy_among(self, now: dict[str, tuple[torch.Tensor, Any]], changed: list[str]) -> str | None:
+        """Return the largest of the changed tensors, if they are like most weights."""
+        if not changed or not self._are_like_the_weights([now[path][0] for path in changed]):
+            return None
+        return max(changed, key=lambda path: now[path][0].numel())
+
+    def _train_in_turns(self, copy: str, *, is_divided: bool) -> None:
         self._pacing.train_in_turns(
-            f"the training loop updates a copy of the weights in its body ({largest!r}), as for an average, "
+            f"the training loop updates a copy of the weights in its body ({copy!r}), as for an average, "
             "but this step takes several passes, and the body runs in each of them. Update the copy in "
             "optimizer.register_step_post_hook(...), or train each batch",
-            is_divided=self._models.are_in_a_part,
+            is_divided=is_divided,
         )
 
     def step_ended(self) -> None:

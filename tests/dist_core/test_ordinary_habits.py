@@ -370,6 +370,23 @@ def is_whole(model: Any) -> bool:
 
 
 @habit
+def an_average_that_moves_with_a_step_s_last_pass(kit: Kit) -> list[float]:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    average = [weight.detach().clone() for weight in model.parameters()]
+    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
+    for _ in kit.epochs(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            mse(wrapped(x), y).backward()
+            optimizer.step()
+            if is_whole(wrapped):
+                for mean, weight in zip(average, model.parameters(), strict=True):
+                    mean.lerp_(weight.detach(), 0.1)
+    return [*weights_of(model), *(float(value) for mean in average for value in mean.flatten())]
+
+
+@habit
 def a_look_at_the_data(kit: Kit) -> list[float]:
     """One batch is looked at before each epoch's training, for its shape."""
     model = network()
