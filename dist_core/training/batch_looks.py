@@ -121,13 +121,13 @@ class BatchLooks:
             )
 
     def _look_at_first_pass(self) -> None:
-        """Warn of weights that the first forward pass of all has set, and take them for what the step begins with."""
+        """Take weights that the first forward pass of all has set for what the step begins with."""
         before, self._sums = self._sums_of_pass, self._summed_weights()
         self._sums_of_pass = self._sums
-        if self._sums != before and self._divides:
+        if self._sums != before and self._place.has_several_passes:
             self._warn(
-                f"the first forward pass of {self._model} sets its weights, by its samples or by random numbers: these "
-                "were a replica's and a pass's own samples, and all replicas go on with the weights of rank 0"
+                f"the first forward pass of {self._model} sets its weights, but the step's batch comes in several "
+                "passes: if they are set by the samples, these are the first pass's"
             )
 
     def _look_within_pass(self) -> None:

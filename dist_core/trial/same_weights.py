@@ -154,8 +154,12 @@ class SameWeights(Voter, Listener):
             self._sleeps_until = look.step + TOLERATED_STEPS
             return
         if look.step == 0:
-            # Set by the first forward pass, by its samples or at random. What differs again is told then.
-            self._take_over()
+            if self._take_over():
+                self._news.warn(
+                    f"the replicas' models differed in the first step (the parameter {name!r} by {difference:.3g}), as "
+                    "where the first forward pass sets weights by its samples or at random, or where only some "
+                    "replicas have the file that weights are loaded from: all replicas go on with rank 0's"
+                )
             return
         if any(model.resyncs for model in self._models):
             if self._take_over() and not self._has_told:
