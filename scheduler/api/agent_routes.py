@@ -24,7 +24,7 @@ from scheduler.loop.control_loop import ControlLoop
 from trials.agents.archives import NAME, newest, packed, unpack
 from trials.agents.roster import Roster
 from trials.agents.words import News
-from trials.log_files import open_own
+from trials.log_files import LARGEST_LOG_BYTES, open_own
 
 LONGEST_WAIT_SECONDS = 30.0
 
@@ -88,7 +88,9 @@ def agent_routes(roster: Roster, log_of: Callable[[str], Path | None]) -> APIRou
             with open_own(log, os.O_RDWR | os.O_CREAT) as file:
                 size = file.seek(0, os.SEEK_END)
                 # One that has grown too large is cut meanwhile; what has come is counted on.
-                have = arrived.setdefault(body.replica, size)
+                # Since an earlier life of this process, perhaps: what is left is half of the largest at least.
+                is_cut = body.at > size > LARGEST_LOG_BYTES // 4
+                have = arrived.setdefault(body.replica, body.at if is_cut else size)
                 if body.at == have:
                     file.write(body.part)
                     have = arrived[body.replica] = have + len(body.part)

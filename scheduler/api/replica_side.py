@@ -342,8 +342,8 @@ def replica_routes(service: Service) -> list[HotRoute]:
                 note_warning(caller, f"this trial has reported {reports_left.most} times; further reports are dropped")
             value = each.value if each.value is None or math.isfinite(each.value) else None
             noted = Report(caller.trial_id, each.step, value, each.progress, service.clock())
-            store.add_report(noted)
-            service.page.note_report(noted)
+            if store.add_report(noted):
+                service.page.note_report(noted)
 
     @hot.post("/warning", WarningBody)
     def warning(caller: ReplicaRecord, body: WarningBody) -> None:

@@ -39,8 +39,9 @@ class _Texts:
             return kept[1]
         if len(self._kept) >= MOST_TEXTS:
             self._kept.clear()
-        self._kept[trial_id] = of_what, tell()
-        return self._kept[trial_id][1]
+        text = tell()
+        self._kept[trial_id] = of_what, text
+        return text
 
 
 def row_routes(service: Service, access: ClientAccess) -> APIRouter:

@@ -211,13 +211,18 @@ def _detach(folder: Path) -> None:
             click.echo(
                 f"the scheduler runs in the background, process {process.pid}; `elastune down` stops it\n  log: {log}"
             )
-            click.echo("\n".join(log.read_text()[began:].rstrip().splitlines()[:-1]))
+            click.echo("\n".join(_said_since(log, began).rstrip().splitlines()[:-1]))
             return
         time.sleep(0.05)
     if process.poll() is None:
         process.terminate()
-    said = log.read_text()[began:].strip().splitlines()
+    said = _said_since(log, began).strip().splitlines()
     raise SchedulerError(said[-1].removeprefix("elastune: ") if said else f"the scheduler did not start; see {log}")
+
+
+def _said_since(log: Path, began: int) -> str:
+    """Return what stands in a log behind so many bytes."""
+    return log.read_bytes()[began:].decode(errors="replace")
 
 
 @click.command("down")

@@ -114,8 +114,8 @@ class Housekeeping:
         write: Callable[[str, Mapping[str, Any]], None],
     ) -> None:
         if shown != written.get(name):
-            written[name] = shown
             write(name, shown)
+            written[name] = shown
 
 
 def shown_of(record: TrialRecord, view: TrialView | None, latest: Report | None) -> dict[str, Any]:

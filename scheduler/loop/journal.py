@@ -87,7 +87,7 @@ class Journal:
         who = "scheduler" if reason.code == "replica_lost" else self._by_policy
         size = trial.slots_per_replica
         before, after = before // size, after // size
-        what = f"{before} -> {after} replicas" if before != after else f"moves {after} replica{'s' * (after != 1)}"
+        what = f"{before} -> {after} replicas" if before != after else f"moves (size {after})"
         self.note(trial.trial_id, what, reason, now, who=who, numbers=numbers)
         logger.info(
             "trial rescales trial=%s replicas=%d->%d reason=%s: %s",

@@ -63,7 +63,9 @@ class TrialFiles:
         """Return the logs of a trial's replicas, oldest first. Callable from any thread."""
         for replica in self._store.replicas(trial_id=trial_id):
             self.collect_log(replica)
-        return sorted(self._logs_of(trial_id).glob("*.log"), key=lambda path: path.stat().st_mtime)
+        launched = [f"{each.replica_id}.log" for each in self._store.replicas(trial_id=trial_id, live_only=False)]
+        order = {name: number for number, name in enumerate(launched)}
+        return sorted(self._logs_of(trial_id).glob("*.log"), key=lambda path: (order.get(path.name, -1), path.name))
 
     def collect_log(self, replica: ReplicaRecord) -> None:
         """Collect a replica's log from where it ran, as far as it has printed by now."""

@@ -27,6 +27,7 @@ from trials.agents.roster import Roster
 from trials.agents.start import AgentDescription
 from trials.agents.words import AGENT_VARIABLE, AgentSlot, News, Orders
 from trials.launch.base import LaunchRequest
+from trials.log_files import LARGEST_LOG_BYTES
 from trials.record import ReplicaRecord
 from trials.spec import TrialSpec
 from trials.store import sql_store
@@ -187,7 +188,17 @@ def test_parts_of_logs_are_kept_once_and_in_order(served: ServedLoop, tmp_path: 
         assert line.send_log(f"{trial}-a", 4, b"two") == 7
         assert line.send_log("t-unknown", 0, b"words") == 5
         assert line.send_log("../../etc/x", 0, b"words") == 5
-    assert (tmp_path / "logs" / trial / f"{trial}-a.log").read_text() == "one two"
+    log = tmp_path / "logs" / trial / f"{trial}-a.log"
+    assert log.read_text() == "one two"
+    # Cut by an earlier scheduler: the agent knows how much has come.
+    shortened = log.with_name(f"{trial}-b.log")
+    shortened.write_bytes(b"x" * (LARGEST_LOG_BYTES // 2))
+    served.store.add_replica(
+        ReplicaRecord(replica_id=f"{trial}-b", trial_id=trial, node="n1", slot=1, launch_index=1, pid=2)
+    )
+    with line_to(served.url, served.tokens.for_agents()) as line:
+        assert line.send_log(f"{trial}-b", 2 * LARGEST_LOG_BYTES, b"more") == 2 * LARGEST_LOG_BYTES + 4
+    assert os.path.getsize(shortened) == LARGEST_LOG_BYTES // 2 + 4
     assert not list(tmp_path.rglob("*unknown*"))
     assert turn(served, OWNERS_TOKEN, {"replica": "r", "at": 0, "part": ""}, "/agents/logs").status_code == 403
 

@@ -174,6 +174,8 @@ def test_a_job_is_submitted_paused_cloned_exported_and_forgotten(
 def test_a_scheduler_in_the_background_is_started_and_stopped(tmp_path: Path) -> None:
     where = ("--state-dir", str(tmp_path / "state"))
     command = [sys.executable, "-m", "scheduler.cli", "up", "--detach", "--port", "0", "--slots", "1", *where]
+    (tmp_path / "state").mkdir(mode=0o700)
+    (tmp_path / "state" / "scheduler.log").write_text("ünïcödé words: " * 200, encoding="utf-8")
     started = subprocess.run([*command, "--no-fork-server"], capture_output=True, text=True, check=False, timeout=90)
     try:
         assert started.returncode == 0, started.stderr

@@ -204,6 +204,20 @@ def test_data_of_unknown_studies_is_forgotten_and_of_known_ones_kept(tmp_path: P
     assert known.exists() and young.exists() and not gone.exists()
 
 
+def test_logs_come_in_the_order_in_which_their_replicas_started(tmp_path: Path) -> None:
+    store = TrialStore()
+    trial = store.submit(TrialSpec(study="s", number=0, entrypoint="a.b:c"), 0.0).trial_id
+    files = TrialFiles(tmp_path, store, InMemoryLauncher({}), time.monotonic)
+    for index, name in enumerate(("z", "a", "m")):
+        replica = ReplicaRecord(replica_id=name, trial_id=trial, node="n", slot=index, launch_index=index)
+        store.add_replica(replica)
+        files.log(replica).parent.mkdir(parents=True, exist_ok=True)
+        files.log(replica).write_text("words")
+    # The first one has printed last.
+    os.utime(tmp_path / "logs" / trial / "z.log", (time.time() + 9, time.time() + 9))
+    assert [path.stem for path in files.logs(trial)] == ["z", "a", "m"]
+
+
 def test_a_state_that_is_removed_while_it_is_handed_on_is_no_state_for_the_child(tmp_path: Path) -> None:
     """Its parent may have written two newer ones between the scheduler's look at it and the link."""
     files = TrialFiles(tmp_path, TrialStore(), InMemoryLauncher({}), time.monotonic, one_machine=True)

@@ -260,8 +260,7 @@ def test_what_is_gone_stays_gone_and_a_joiner_that_aims_elsewhere_is_left_alone(
 def test_reports_keep_the_first_value_of_a_step(store: TrialStore) -> None:
     trial_id, silent = store.submit(spec(), 1.0).trial_id, store.submit(spec(1), 1.0).trial_id
     assert not store.has_reported(trial_id)
-    for value in (0.5, 0.7):
-        store.add_report(Report(trial_id, 0, value, 10.0))
+    assert [store.add_report(Report(trial_id, 0, value, 10.0)) for value in (0.5, 0.7)] == [True, False]
     store.add_report(Report(trial_id, 1, None, 20.0))
     assert store.reports("s") == [Report(trial_id, 0, 0.5, 10.0), Report(trial_id, 1, None, 20.0)]
     assert store.reports("other") == []

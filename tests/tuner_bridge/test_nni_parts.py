@@ -15,6 +15,7 @@ import pytest
 import tuner_bridge.nni
 from tests.support.nni_bench import Bench
 from tuner_bridge.errors import BridgeError, InvalidSweep, SweepInterrupted
+from tuner_bridge.nni.experiment_driver import KEPT, TrackedResults
 from tuner_bridge.trackers import MLflow, TensorBoard, trackers_named
 
 
@@ -268,3 +269,16 @@ def test_trackers_are_made_of_their_names(tmp_path: Path) -> None:
 def test_what_is_no_tracker_is_said(entry: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidSweep, match=said):
         trackers_named([entry])
+
+
+def test_a_full_disk_costs_a_trial_its_notes_of_tracked_runs_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "trial"
+    # Where the file is to be replaced stands a folder.
+    (folder / KEPT).mkdir(parents=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "exists", lambda _: False)
+        kept = TrackedResults([TensorBoard(tmp_path / "runs")], "title", "key", 3, folder)
+    assert kept.identities
+    assert "the tracked runs of trial 3 were not saved" in caplog.text

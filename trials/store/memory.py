@@ -384,14 +384,16 @@ class TrialStore:
             over = [name for name in trial_ids if name in self._trials and self._trials[name].state.is_final]
         return found if self._archive is None or not over else found | self._archive.hints(over)
 
-    def add_report(self, report: Report) -> None:
-        """Add a report; a step that was reported before keeps its first value."""
+    def add_report(self, report: Report) -> bool:
+        """Add a report; False for a step that was reported before, which keeps its first value."""
         with self._backing.noting():
             book = self._book(self.trial(report.trial_id).spec.study)
-            if not book.has(report.trial_id, report.step):
-                self._backing.append(report)
-                with self._lock:
-                    book.add(report)
+            if book.has(report.trial_id, report.step):
+                return False
+            self._backing.append(report)
+            with self._lock:
+                book.add(report)
+            return True
 
     def reports(self, study: str) -> list[Report]:
         with self._read():

@@ -61,7 +61,7 @@ class TrackedResults(TrackedTrial):
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 write_durably(path, json.dumps(self.identities))
-            except (OSError, SchedulerError) as error:
+            except (OSError, TrialsError) as error:
                 logger.warning(
                     "the tracked runs of trial %d were not saved, so an experiment that resumes begins new ones: %s",
                     number,
