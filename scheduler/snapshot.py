@@ -68,23 +68,6 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobView:
-    """A job of a queue with which slots come, for people."""
-
-    job: str
-    queue: str
-    slots: int
-    waits: bool
-    since: float
-    """Time of its submission; of its beginning, for one that runs."""
-    starts_at: float | None = None
-    """Time at which a waiting job is expected to begin, as far as that is known."""
-    node: str = ""
-    reason: str = ""
-    """Why it waits, in the queue's words."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutOption:
     """One way in which a trial's replicas may hold its model (``dist_core.layout``)."""
 

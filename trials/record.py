@@ -198,6 +198,23 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingJob:
+    """A job in a queue (Slurm's) that brings slots when it starts."""
+
+    job: str
+    queue: str
+    slots: int
+    waits: bool
+    since: float
+    """Time of its submission; of its beginning, for one that runs."""
+    starts_at: float | None = None
+    """Time at which a waiting job is expected to begin, as far as that is known."""
+    node: str = ""
+    reason: str = ""
+    """Why it waits, in the queue's words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedSlots:
     slots: int
     where: str

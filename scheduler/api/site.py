@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from scheduler.api.tokens import OthersTokens
 from scheduler.loop.control_loop import ControlLoop
-from scheduler.snapshot import JobView, NodeView
+from scheduler.snapshot import NodeView
 from trials.agents.roster import Roster
 from trials.launch.base import Launcher
+from trials.record import WaitingJob
 from trials.store import TrialStore
 
 
@@ -42,7 +43,7 @@ class Site:
     def nodes(self) -> tuple[NodeView, ...]:
         return tuple(NodeView(name=node.node, slots=node.slots, kind=node.kind) for node in self.launcher.nodes())
 
-    def queue(self) -> tuple[JobView, ...]:
+    def queue(self) -> tuple[WaitingJob, ...]:
         """Return the jobs with which slots come, where a queue gives them."""
         return ()
 

@@ -17,9 +17,10 @@ from urllib.parse import quote
 
 from scheduler.client.connection import SchedulerClient, of_folder
 from scheduler.client.finding import default_state_dir, named_scheduler
-from scheduler.client.rows import Entry, Node, Queue, Study, Trial, UsedHours, WaitingJob, row_of
+from scheduler.client.rows import Entry, Node, Queue, Study, Trial, UsedHours, row_of
 from scheduler.errors import SchedulerError
 from trials.plain_words import printable
+from trials.record import WaitingJob
 
 
 class Client:

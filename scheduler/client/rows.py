@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, TypeVar
 
+from trials.record import WaitingJob
+
 FINAL = frozenset({"succeeded", "pruned", "cancelled", "failed"})
 WAITING = frozenset({"pending", "paused"})
 Row = TypeVar("Row")
@@ -129,20 +131,6 @@ class Node:
     given_by: str = ""
     """Job of a queue that the node came with."""
     used: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitingJob:
-    """A job in a queue (Slurm's) that brings slots when it starts."""
-
-    job: str
-    queue: str
-    slots: int
-    waits: bool
-    since: float
-    starts_at: float | None = None
-    node: str = ""
-    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

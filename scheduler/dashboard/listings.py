@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from textwrap import indent
 from typing import Any
 
-from scheduler.client.rows import Node, Queue, Study, Trial, UsedHours, WaitingJob
+from scheduler.client.rows import Node, Queue, Study, Trial, UsedHours
 from scheduler.dashboard.lines import STATE_COLORS, Column, clock, duration, print_table, shown
 from trials.plain_words import one_line, printable
+from trials.record import WaitingJob
 
 Sums = tuple[str, tuple[float, int]]
 """A name, its slot hours and its number of trials."""

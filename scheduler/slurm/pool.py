@@ -18,11 +18,11 @@ from typing import Protocol
 
 from scheduler.slurm.pool_settings import PoolSettings
 from scheduler.slurm.pool_size import LARGEST_ARRAY, PoolState, expected_wait, plan_pool
-from scheduler.snapshot import JobView, Snapshot
+from scheduler.snapshot import Snapshot
 from scheduler.state_folder import write_durably
 from trials.agents.roster import QUIET_SECONDS, Roster
 from trials.errors import SlurmRefused, SlurmUnreachable, StoreUnavailable
-from trials.record import QueuedSlots
+from trials.record import QueuedSlots, WaitingJob
 from trials.slurm.commands import complaint
 from trials.slurm.jobs import QueuedJob, log_name
 
@@ -425,10 +425,10 @@ class Pool:
         """Slot hours that its jobs have been there for."""
         return self._used.hours
 
-    def views(self) -> tuple[JobView, ...]:
+    def views(self) -> tuple[WaitingJob, ...]:
         slots = {news.job: len(news.slots) for news in self._roster.agents()}
         return tuple(
-            JobView(
+            WaitingJob(
                 job=job.job,
                 queue=job.pool or self._settings.where,
                 slots=slots.get(job.job, max(1, self._slots_per_job)),

@@ -18,12 +18,11 @@ from scheduler.loop.control_loop import ControlLoop
 from scheduler.slurm.agents import AgentSettings, AgentSite
 from scheduler.slurm.pool import Pool, UsedHours
 from scheduler.slurm.pool_settings import PoolSettings
-from scheduler.snapshot import JobView
 from trials.agents.launcher import AgentLauncher
 from trials.agents.roster import Roster
 from trials.agents.words import AGENT_VARIABLE
 from trials.errors import SlurmRefused, SlurmUnreachable, StoreUnavailable, UnknownTrial
-from trials.record import QueuedSlots
+from trials.record import QueuedSlots, WaitingJob
 from trials.slurm.commands import PATIENCE_SECONDS, Slurm
 from trials.slurm.jobs import JobQueue
 from trials.store import TrialStore
@@ -52,7 +51,7 @@ class PoolSite(AgentSite):
         self.grows = True
         self.most_slots = pool.most_slots
 
-    def queue(self) -> tuple[JobView, ...]:
+    def queue(self) -> tuple[WaitingJob, ...]:
         return () if self._pool is None else self._pool.views()
 
     def held_hours(self) -> float | None:

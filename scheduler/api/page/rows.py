@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from scheduler.loop.observations import is_driven
-from scheduler.snapshot import JobView, NodeView, TrialView
-from trials.record import ReplicaRecord, Report, Study, TrialRecord
+from scheduler.snapshot import NodeView, TrialView
+from trials.record import ReplicaRecord, Report, Study, TrialRecord, WaitingJob
 from trials.store.base import SlotInterval
 
 LONGEST_SENTENCE = 300
@@ -138,7 +138,7 @@ def node_row(node: NodeView) -> dict[str, Any]:
     return {name: shown[name] for name in ("name", "slots", "kind", "reserved_for", "given_by")}
 
 
-def queue_row(jobs: Iterable[JobView], trouble: str) -> dict[str, Any]:
+def queue_row(jobs: Iterable[WaitingJob], trouble: str) -> dict[str, Any]:
     """Jobs with which slots come, and why no more of them are asked for."""
     return {"jobs": [asdict(job) for job in jobs], "trouble": trouble}
 
