@@ -149,9 +149,15 @@ class Trains:
         self.began_at: dict[str, int] = {} if earlier is None else earlier.began_at
         self._dies_after = dies_after
         """Reports until the process is killed."""
+        self._paused: set[str] = set()
 
     def request(self, method: str, path: str, body: Any) -> None:
         self.requests.append(path)
+        _, _, name, action = path.split("/")
+        (self._paused.add if action == "pause" else self._paused.discard)(name)
+
+    def _waits(self, name: str) -> bool:
+        return name in self._paused and name not in self.cancelled and not self.interrupted
 
     def cancel(self, trial_id: str, why: str) -> None:
         self.requests.append(f"cancel {trial_id}")
@@ -226,6 +232,7 @@ class Trains:
         loss, present = 0.0, trial
         for epoch in range(first, self._epochs):
             time.sleep(0.002)
+            until(lambda: not self._waits(name))
             if rate == self._fails and epoch == 5:
                 raise ZeroDivisionError
             if self._dies_after is not None:
