@@ -402,8 +402,8 @@ class StreamSource:
     def evaluation(
         self, *, rank: int, world_size: int, batch: int, workers: int, seen: tuple[int, int] | None = None
     ) -> Iterator[Any]:
-        first, number = seen or (0, 0)
-        items = (item for index, item in enumerate(self.dataset) if not first <= index < first + number)
+        first, length = seen or (0, 0)
+        items = (item for index, item in enumerate(self.dataset) if not first <= index < first + length)
         for number in count():
             whole = list(islice(items, batch))
             if not whole:
