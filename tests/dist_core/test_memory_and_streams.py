@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset, WeightedRandomSampler
+from torch.utils.data import WeightedRandomSampler
 
 from dist_core import AdaptiveDataLoader, AdaptiveDataParallel, remaining_epochs_until
 from dist_core.data.source import batch_source
@@ -130,14 +129,9 @@ def test_a_sampler_sets_the_order_of_each_pass() -> None:
     assert again == epochs
 
 
-class Counted(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        yield from range(12)
-
-
 @pytest.mark.parametrize("seen", [(0, 4), (8, 4), (4, 3)])
 def test_an_evaluation_of_a_stream_leaves_out_what_it_has_seen_and_nothing_else(seen: tuple[int, int]) -> None:
-    source = batch_source(Counted(), shuffle=False, seed=0, sampler=None, options={})
+    source = batch_source(Stream(12), shuffle=False, seed=0, sampler=None, options={})
     batches = source.evaluation(rank=0, world_size=1, batch=4, workers=0, seen=seen)
     found = [int(item) for batch in batches for item in batch]
     assert found == [item for item in range(12) if not seen[0] <= item < sum(seen)]

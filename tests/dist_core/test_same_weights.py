@@ -26,9 +26,11 @@ from tests.support.shared_habits import mse
 Change = Callable[[Any, torch.optim.Optimizer], None]
 
 
-def trained(kit: Kit, change: Change, *, epochs: int = 3, **options: Any) -> list[float]:
+def trained(
+    kit: Kit, change: Change, *, epochs: int = 3, model: nn.Module | None = None, **options: Any
+) -> list[float]:
     """``change``: what the script does between ``backward()`` and ``step()``."""
-    model = network()
+    model = model or network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer, **(options if kit.elastic else {}))
     for _ in kit.epochs(epochs):
@@ -99,15 +101,8 @@ class ActNorm(nn.Module):
 def sets_its_weights_by_its_first_batch(kit: Kit) -> tuple[list[float], list[str]]:
     words: list[str] = []
     habits.hear(words)
-    model = nn.Sequential(ActNorm(), network())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    loader, wrapped = kit.loader(examples()), kit.wrap(model, optimizer)
-    for _ in kit.epochs(3):
-        for x, y in loader:
-            optimizer.zero_grad()
-            mse(wrapped(x), y).backward()
-            optimizer.step()
-    return weights_of(model), [each for each in words if "sets its weights" in each or "go on with rank 0's" in each]
+    weights = trained(kit, lambda *_: None, model=nn.Sequential(ActNorm(), network()))
+    return weights, [each for each in words if "sets its weights" in each or "go on with rank 0's" in each]
 
 
 @pytest.mark.parametrize(
